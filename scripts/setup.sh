@@ -40,17 +40,17 @@ pip=("$venv/bin/python" -m pip)
 
 echo "setup: installing the locked packages into $venv ($flavour)" >&2
 # The locked set is complete, so nothing is resolved: no package can pull in another build of torch.
-"${pip[@]}" install --quiet --no-deps --require-hashes -r requirements/dev.txt
+"${pip[@]}" install -qq --no-deps --require-hashes -r requirements/dev.txt
 
 if [[ $flavour == cpu ]]; then
     # First wherever this machine's pip already looks (a local wheel, a mirror), then the CPU index.
-    "${pip[@]}" install --quiet --no-deps -r requirements/torch-cpu.txt 2>/dev/null ||
+    "${pip[@]}" install -qq --no-deps -r requirements/torch-cpu.txt 2>/dev/null ||
         "${pip[@]}" install --no-deps --extra-index-url "$cpu_index" -r requirements/torch-cpu.txt ||
         fail "the CPU build of torch could be had neither from pip's own sources nor from $cpu_index"
 else
     "${pip[@]}" install -r requirements/torch-gpu.txt
 fi
-"${pip[@]}" install --quiet --no-deps --no-build-isolation --editable .
+"${pip[@]}" install -qq --no-deps --no-build-isolation --editable .
 
 cuda=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda or "")')
 if [[ $flavour == cpu ]]; then
