@@ -121,6 +121,7 @@ class RunnerClient:
         self._endpoint = endpoint
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
         self._reader = gevent.Greenlet()
         self._watcher = gevent.Greenlet()
         self._asker = gevent.Greenlet()
@@ -199,10 +200,10 @@ class RunnerClient:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        monitor = self._socket.get_monitor_socket(events)
+        self._monitor = self._socket.get_monitor_socket(events)
         self._socket.connect(self._endpoint)
         self._reader = gevent.spawn(self._read, self._socket)
-        self._watcher = gevent.spawn(self._watch, self._socket, monitor)
+        self._watcher = gevent.spawn(self._watch, self._socket, self._monitor)
 
     def _close(self) -> None:
         self.connected = False
@@ -212,8 +213,10 @@ class RunnerClient:
         self.fail_unfinished("The model's process stopped while it worked on this request.")
         self._reader.kill()  # it waits on the descriptor that is about to be closed
         socket, self._socket = self._socket, None
-        if socket is not None:
+        monitor, self._monitor = self._monitor, None
+        if socket is not None and monitor is not None:
             socket.disable_monitor()
+            monitor.close(linger=0)
             socket.close(linger=0)
 
     def _send(self, message: ToRunner) -> None:
@@ -235,12 +238,9 @@ class RunnerClient:
 
     def _watch(self, socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:
         """Follow the state of the connection; replace the socket when its other end is gone."""
-        try:
-            with _Readable(monitor) as readable:
-                while self._follow(monitor):
-                    readable.wait()
-        finally:
-            monitor.close(linger=0)
+        with _Readable(monitor) as readable:
+            while self._follow(monitor):
+                readable.wait()
         self._drain(socket)
         self._close()
         self._open()
