@@ -87,7 +87,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True)
 class Resolved:
-    """Settings, the source of each (`default`, `--flag`, `environment NAME`), and remarks to log."""
+    """Settings, the source of each (`default`, a flag or `environment NAME`), remarks to log."""
 
     settings: Settings
     sources: Mapping[str, str]
