@@ -1,0 +1,86 @@
+"""A chat request's messages as the text the model reads: which template, and what it is given.
+
+Must not know: token ids, the answer, HTTP.
+"""
+
+from typing import Any
+
+from handler.schema.messages import Message, joined_text
+from handler.schema.openai import ChatBody
+from handler.schema.validation import refusal
+from handler.served_model import ServedModel
+from handler.template import ChatTemplate, TemplateRefusal
+
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+"""Template variables that have fields of their own."""
+
+
+def render_chat(
+    request: ChatBody,
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None,
+    model: ServedModel,
+) -> str:
+    """The prompt text. Raises TemplateRefusal, and ApiError for a field that cannot be served."""
+    template = _chosen_template(request, model, with_tools=tools is not None)
+    messages = [_as_template_takes_it(message, template) for message in messages]
+    continues = _continues(request, messages)
+    return template.render(
+        messages,
+        tools=tools,
+        documents=request.documents,
+        add_generation_prompt=request.add_generation_prompt is not False and not continues,
+        continue_final_message=continues,
+        variables={**model.card.special_tokens, **_variables(request, template)},
+    )
+
+
+def _chosen_template(request: ChatBody, model: ServedModel, *, with_tools: bool) -> ChatTemplate:
+    given = request.chat_template
+    if given is None:
+        return model.chat_template(with_tools=with_tools)
+    if model.has_chat_template(given):
+        return model.chat_template(given)
+    if not model.limits.allow_request_template:
+        sentence = (
+            "`chat_template` may only name one of the model's own templates; templates in requests "
+            "are not allowed here"
+        )
+        raise refusal("openai", "chat_template", sentence)
+    try:
+        return ChatTemplate(given)
+    except ValueError as error:
+        raise TemplateRefusal(f"`chat_template` does not compile: {error}") from error
+
+
+def _as_template_takes_it(message: Message, template: ChatTemplate) -> Message:
+    message = dict(message)
+    if not template.takes_parts and "content" in message:
+        message["content"] = joined_text(message["content"])
+    if message["role"] == "developer" and not template.mentions("developer"):
+        message["role"] = "system"  # OpenAI's newer name for it, which older templates refuse
+    return message
+
+
+def _continues(request: ChatBody, messages: list[Message]) -> bool:
+    """Whether the model goes on with the last message: as asked, else as TGI does."""
+    if request.continue_final_message is not None:
+        return request.continue_final_message
+    if request.add_generation_prompt is not None:
+        return False
+    last = messages[-1]
+    return last["role"] == "assistant" and bool(last.get("content")) and "tool_calls" not in last
+
+
+def _variables(request: ChatBody, template: ChatTemplate) -> dict[str, Any]:
+    for name in RESERVED:
+        if name in request.chat_template_kwargs:
+            sentence = f"`chat_template_kwargs` cannot set `{name}`; give it as a field of its own"
+            raise refusal("openai", "chat_template_kwargs", sentence)
+    variables = dict(request.chat_template_kwargs)
+    if request.reasoning_effort is not None:
+        if not template.mentions("reasoning_effort"):
+            sentence = "`reasoning_effort` has no effect on this model; leave it out"
+            raise refusal("openai", "reasoning_effort", sentence)
+        variables.setdefault("reasoning_effort", request.reasoning_effort)
+    return variables

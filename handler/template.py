@@ -1,0 +1,262 @@
+"""Chat templates: messages to prompt text, exactly as transformers' `apply_chat_template` does.
+
+A template is code from whoever uploaded the weights: it runs in jinja2's immutable sandbox, sees
+only JSON values, and its output is bounded. Whatever it raises becomes a `TemplateRefusal`.
+
+Must not know: the API a request came by, token ids, transformers itself.
+"""
+
+import json
+import operator
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from handler.template_reading import takes_parts
+
+MAX_OUTPUT_CHARACTERS = 64 * 1024 * 1024
+"""More than any context holds; a template that writes more is broken or hostile."""
+MAX_INTEGER_BITS = 4096
+CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+Message = dict[str, Any]
+
+
+class TemplateRefusal(Exception):  # noqa: N818 - the template says no; nothing of ours failed
+    """The template cannot render this conversation. The message is for the client."""
+
+
+class ChatTemplate:
+    """One compiled template."""
+
+    def __init__(self, source: str) -> None:
+        """Raises ValueError with line and reason where the source does not compile."""
+        self.source = source
+        try:
+            self._template = _compile(source)
+            self.takes_parts = takes_parts(self._template.environment.parse(source))
+        except TemplateSyntaxError as error:
+            raise ValueError(f"line {error.lineno}: {error.message}") from error
+
+    def mentions(self, word: str) -> bool:
+        """Whether the word occurs in the source: if not, the template cannot make use of it."""
+        return word in self.source
+
+    def render(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The prompt text.
+
+        `variables` are the special tokens and the request's own template variables. With
+        `continue_final_message` the prompt ends inside the last message, so that the model goes on
+        with it. Raises TemplateRefusal.
+        """
+        messages = [_with_reasoning_names(message) for message in messages]
+        ending = ""
+        if continue_final_message:
+            ending = self._tag_ending(messages)
+        context = {
+            **variables,
+            "messages": messages,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = self._run(context)
+        return _cut_at_tag(text, ending) if continue_final_message else text
+
+    def _run(self, context: dict[str, Any]) -> str:
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in self._template.generate(context):
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_OUTPUT_CHARACTERS:
+                    break
+        except TemplateError as error:
+            raise TemplateRefusal(error.message or type(error).__name__) from error
+        except Exception as error:  # a template can raise anything Python can
+            raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
+        if size > MAX_OUTPUT_CHARACTERS:
+            raise TemplateRefusal(f"it wrote more than {MAX_OUTPUT_CHARACTERS} characters")
+        return "".join(pieces)
+
+    def _tag_ending(self, messages: list[Message]) -> str:
+        """Mark the end of the last message's text; that text."""
+        content = messages[-1].get("content") if messages else None
+        if content is None:
+            raise TemplateRefusal("the final message has no content to continue")
+        if not self.mentions("content"):
+            raise TemplateRefusal("it does not use the content of messages, so none can continue")
+        last = dict(messages[-1])
+        if isinstance(content, str):
+            last["content"] = content + CONTINUE_TAG
+        else:
+            parts = [dict(part) for part in content]
+            part = next((part for part in reversed(parts) if "text" in part), None)
+            if part is None:
+                raise TemplateRefusal("the final message has no text to continue")
+            content = part["text"]
+            part["text"] += CONTINUE_TAG
+            last["content"] = parts
+        messages[-1] = last
+        return str(content)
+
+
+def _cut_at_tag(text: str, ending: str) -> str:
+    tag = CONTINUE_TAG.strip()
+    place = text.rfind(tag)
+    if place < 0 or ending.strip() not in text:
+        raise TemplateRefusal(
+            "the final message cannot be continued, because the template changes or drops it"
+        )
+    # A template that trimmed the message trimmed the tag's space as well; then trim ours too.
+    kept = text[:place]
+    return kept if text.startswith(CONTINUE_TAG, place) else kept.rstrip()
+
+
+def _with_reasoning_names(message: Message) -> Message:
+    """Without null keys; reasoning under every name that templates read it by."""
+    message = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((message[key] for key in REASONING_FIELDS if key in message), None)
+    if reasoning is not None:
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    return message
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` only marks words for training."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Macro) -> str:
+        return caller()
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """transformers' options, and a bound on what one operation may build."""
+
+    intercepted_binops = frozenset(["*", "**", "+"])
+
+    def call_binop(self, _: Context, operator_: str, left: Any, right: Any) -> Any:
+        size = _result_size(operator_, left, right)
+        if size > MAX_OUTPUT_CHARACTERS:
+            raise SecurityError(f"`{operator_}` would build a value of {size} elements")
+        return _OPERATORS[operator_](left, right)
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "*": operator.mul,
+    "**": operator.pow,
+    "+": operator.add,
+}
+
+
+def _result_size(operator_: str, left: Any, right: Any) -> int:
+    if operator_ == "**":
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * max(right, 0)
+            return MAX_OUTPUT_CHARACTERS + bits if bits > MAX_INTEGER_BITS else 0
+        return 0
+    sizes = [len(side) for side in (left, right) if isinstance(side, (str, list, tuple))]
+    if operator_ == "+":
+        return sum(sizes)
+    times = [side for side in (left, right) if isinstance(side, int)]
+    return sizes[0] * times[0] if sizes and times else 0
+
+
+class _PlainDict:
+    """`dict(…)` and `dict.fromkeys` for templates, without the class itself."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _PlainNamespace(Namespace):
+    """`namespace(…)` that holds no underscore names, the way out of a sandbox."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # `namespace(self=…)` works
+        self, *rest = args
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _refuse_underscore(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot store the underscore name {name!r}")
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(format_: str) -> str:
+    return datetime.now().strftime(format_)  # noqa: DTZ005 - local and naive, as in transformers
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _environment() -> _Sandbox:
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _PlainDict()
+    environment.globals["namespace"] = _PlainNamespace
+    return environment
+
+
+_ENVIRONMENT = _environment()
+
+
+@lru_cache(maxsize=64)
+def _compile(source: str) -> Template:
+    return _ENVIRONMENT.from_string(source)

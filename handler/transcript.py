@@ -1,0 +1,130 @@
+"""What one sequence has said so far: its tokens as text, ended by stop strings or by the runner.
+
+Must not know: OpenAI, TGI, JSON.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from handler.contract import Api, ApiError, EventSource, Usage
+from handler.failures import failure
+from handler.runner.protocol import Failed, Finished, FinishReason, PromptLogprobs, Tokens
+from handler.text import StopMatcher, StopStrings, Vocabulary
+
+EndReason = FinishReason | Literal["stop_string"]
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How a request wants the tokens of its sequences turned into text."""
+
+    end_token_ids: frozenset[int]
+    """Ids that end a sequence; they are no part of its text unless `include_stop`."""
+    stops: StopStrings | None = None
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: int = 0
+    """No stop string is looked for in the text of fewer tokens."""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One token of the text with its log-probability and the most likely ones at its place."""
+
+    token_id: int
+    logprob: float
+    top: Sequence[tuple[int, float]]
+
+
+class Transcript:
+    """Reads the events of one sequence."""
+
+    def __init__(self, vocabulary: Vocabulary, options: TextOptions) -> None:
+        self._options = options
+        self._detokenizer = vocabulary.detokenizer(options.skip_special_tokens)
+        self._matcher = StopMatcher(options.stops, options.include_stop) if options.stops else None
+        self.num_tokens = 0
+        self.reason: EndReason | None = None
+        self.cached_tokens = 0
+        self.logprob_sum = 0.0
+        self.prompt_logprobs: list[float | None] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def take(self, event: Tokens) -> str:
+        """The text that these tokens release; `reason` is set where it ends with a stop string."""
+        text = ""
+        for place, token_id in enumerate(event.token_ids):
+            self.num_tokens += 1
+            ends = token_id in self._options.end_token_ids
+            if event.logprobs:
+                self._note_logprob(event, place, ends)
+            if not ends or self._options.include_stop:
+                text += self._match(self._detokenizer.push(token_id))
+                if self.reason is not None:
+                    break
+        return text
+
+    def finish(self, event: Finished) -> str:
+        """The text held back so far, which nothing can complete any more."""
+        text = self._match(self._detokenizer.flush())
+        if self.reason is None:
+            text += self._matcher.flush() if self._matcher else ""
+            self.reason = event.reason
+        self.cached_tokens = event.cached_tokens
+        return text
+
+    def take_logprobs(self) -> list[TokenLogprob]:
+        """Those of the tokens since the last call."""
+        taken, self._logprobs = self._logprobs, []
+        return taken
+
+    def _match(self, text: str) -> str:
+        if self._matcher is None or self.num_tokens < self._options.min_tokens:
+            return text
+        text = self._matcher.push(text)
+        if self._matcher.matched:
+            self.reason = "stop_string"
+        return text
+
+    def _note_logprob(self, event: Tokens, place: int, ends: bool) -> None:
+        logprob = event.logprobs[place]
+        self.logprob_sum += logprob
+        if not ends or self._options.include_stop:
+            top = event.top_logprobs[place] if event.top_logprobs else ()
+            self._logprobs.append(TokenLogprob(event.token_ids[place], logprob, top))
+
+
+def follow(
+    api: Api, events: EventSource, transcripts: Sequence[Transcript], usage: Usage
+) -> Iterator[tuple[int, str]]:
+    """Read the events into the transcripts: `(index, released text)` per event, in order.
+
+    A sequence that ends has its `reason` set when its last text is yielded. Raises ApiError where
+    one fails.
+    """
+    for index, event in events:
+        transcript = transcripts[index]
+        if isinstance(event, Tokens):
+            before = transcript.num_tokens
+            text = transcript.take(event)
+            usage.completion_tokens += transcript.num_tokens - before
+            if transcript.reason is not None:
+                events.cancel(index)
+        elif isinstance(event, Finished):
+            if event.reason == "aborted":
+                raise ApiError(503, "The generation was stopped by the server.", kind="unavailable")
+            text = transcript.finish(event)
+            usage.queue_s = max(usage.queue_s, event.queue_s)
+            usage.inference_s = max(usage.inference_s, event.inference_s)
+        elif isinstance(event, Failed):
+            raise failure(api, event)
+        else:
+            note_prompt(transcript, event)
+            continue
+        yield index, text
+
+
+def note_prompt(transcript: Transcript, event: PromptLogprobs) -> None:
+    """Keep the log-probabilities of the prompt."""
+    transcript.prompt_logprobs = event.logprobs
