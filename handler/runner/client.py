@@ -39,7 +39,7 @@ from handler.runner.protocol import (
     encode,
 )
 
-log = logging.getLogger("invocant.client")
+log = logging.getLogger(__name__)
 
 NOT_CONNECTED = "waiting for the runner"
 ASK_AGAIN_S = 1.0

@@ -1,0 +1,72 @@
+"""Which handler answers: the table of handlers, and the choice `/invocations` makes by the body.
+
+TGI's order since 2.4: `inputs`, then `messages`, then `prompt`. Must not know: HTTP.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from container.settings import Settings
+from handler.contract import Api, ApiError, Call
+from handler.runner.protocol import ModelCard
+
+Parse = Callable[[Any, Any], Call]
+"""`(decoded body, served model) -> Call`; raises ApiError 4xx."""
+
+NEEDED = (
+    "`inputs` (a string; TGI's generate API),"
+    " `messages` (an array; OpenAI's chat API)"
+    " or `prompt` (a string; OpenAI's completions API)"
+)
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """What requests mean. The real ones come from `real_handlers`; tests bring their own."""
+
+    build_model: Callable[[ModelCard, Settings], Any]
+    """The served model that the others are given; may take a second."""
+    chat: Parse
+    completions: Parse
+    generate: Parse
+    generate_stream: Parse
+    compat: Parse
+    tokenize: Callable[[Any, Any], Any]
+    chat_tokenize: Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way of answering: a parser, and whose error shape its clients understand."""
+
+    api: Api
+    parse: Parse
+
+
+class Kinds:
+    """The kinds of generation this server offers."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self.chat = Kind("openai", handlers.chat)
+        self.completions = Kind("openai", handlers.completions)
+        self.generate = Kind("tgi", handlers.generate)
+        self.generate_stream = Kind("tgi", handlers.generate_stream)
+        self.compat = Kind("tgi", handlers.compat)
+
+    def by_body(self, body: Any) -> Kind:
+        """The kind that a body sent to `/invocations` asks for. Raises ApiError 422."""
+        if not isinstance(body, dict):
+            raise ApiError(422, f"The request body must be a JSON object with {NEEDED}.")
+        if "inputs" in body:
+            return self.compat
+        if "messages" in body:
+            return self.chat
+        if "prompt" in body:
+            return self.completions
+        raise ApiError(422, f"The request body must have {NEEDED}; it has {_keys(body)}.")
+
+
+def _keys(body: dict[str, Any]) -> str:
+    names = [f"`{key[:40]}`" for key in list(body)[:8]]
+    return ", ".join(names) if names else "no key at all"
