@@ -1,20 +1,24 @@
 """What `serve` answers instead of serving: --help, --version, --print-config; and the reference.
 
-`python -m container.command_line` writes docs/configuration.md's table, so that the document and
-the help come from the one table of options. Must not know: the environment, any process.
+`python -m container.command_line docs/configuration.md` writes that document's tables anew, so that
+it and the help come from the one table of options. Must not know: the environment, any process.
 """
 
 import sys
 import textwrap
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 
 import msgspec
 
 from container.options import OPTIONS, Option
 from container.settings import Resolved, Settings
+from container.values import TEXT
 from container.version import version
 
+_BEGIN = "<!-- written by python -m container.command_line -->"
+_END = "<!-- end of what is written by a program -->"
 _USAGE = """Usage: serve [serve] [--option VALUE | --option=VALUE]...
 
 Serves a language model: POST /invocations (SageMaker), OpenAI's API below /v1, TGI's routes.
@@ -36,7 +40,8 @@ def _help() -> str:
         lines.append(f"{group}:")
         for option in options:
             lines.append(f"  {', '.join(option.flags)} [{', '.join(option.env)}]")
-            text = f"{option.help} It takes {option.kind.accepts}. Default: {default(option)}."
+            takes = "" if option.kind is TEXT else f" It takes {option.kind.accepts}."
+            text = f"{option.help}{takes} Default: {default(option)}."
             lines += textwrap.wrap(text, 92, initial_indent="      ", subsequent_indent="      ")
         lines.append("")
     lines += [
@@ -96,5 +101,13 @@ def markdown() -> str:
     return "\n".join(parts)
 
 
+def update(document: str) -> str:
+    """The document with its tables between the two markers written anew."""
+    before, begin, rest = document.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    return f"{before}{begin}\n\n{markdown()}\n{end}{after}"
+
+
 if __name__ == "__main__":
-    sys.stdout.write(markdown())
+    path = Path(sys.argv[1])
+    path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")

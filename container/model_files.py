@@ -2,32 +2,16 @@
 
 `locate` is quick and settles what can be known at once; `fetch` may unpack or download for minutes.
 
-Which model: a folder (or archive) given by --model-id; else what /opt/ml/model holds (SageMaker);
-else what /repository holds (Hugging Face Inference Endpoints); else the hub id given. A place
-"holds a model" if config.json and weights lie in it, or in one folder below it, or in a
-model.tar.gz in it.
-
-Which tokenizer and template, by whether the model is local, whether a tokenizer config is
-given (--tokenizer-config-path, itself always local), and whether a revision is set:
-
-| model | config given | revision | weights      | tokenizer          | config and template |
-|-------|--------------|----------|--------------|--------------------|---------------------|
-| local | no           | no       | folder       | folder             | folder              |
-| local | no           | yes      | folder       | folder             | folder              |
-| local | yes          | no       | folder       | given, else folder | given               |
-| local | yes          | yes      | folder       | given, else folder | given               |
-| hub   | no           | no       | hub, main    | hub, main          | hub, main           |
-| hub   | no           | yes      | hub, at it   | hub, at it         | hub, at it          |
-| hub   | yes          | no       | hub, main    | given, else hub    | given               |
-| hub   | yes          | yes      | hub, at it   | given, else hub    | given               |
-
-A revision never sends a local model to the hub, and the working directory is never searched.
---chat-template replaces the template in every row. Every failure is a `ModelFilesError` with one
-sentence: the file, where it was looked for, the remedy.
+A place "holds a model" if config.json and weights lie in it, or in one folder below it, or in a
+model.tar.gz in it. Which place, tokenizer and template are taken, for each of the eight states
+(model local or not, tokenizer config given or not, revision set or not), is the table in
+docs/configuration.md. Every failure is a `ModelFilesError` with one sentence: the file, where it
+was looked for, the remedy.
 
 Must not know: torch, transformers, what is inside weights or templates, the environment.
 """
 
+import os
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -123,9 +107,9 @@ def fetch(
 
 def _locate_model(settings: Settings, platform_folders: tuple[Path, ...]) -> Located:
     given = settings.model_id
-    if given and (path := Path(given).expanduser()).exists():
+    if given and (path := _path(given)).exists():
         # What is incomplete is told by _describe, in terms of the folder itself.
-        return _in_place(settings, path.resolve(), "as --model-id says") or _as_folder(path)
+        return _in_place(settings, path.absolute(), "as --model-id says") or _as_folder(path)
     if given and not hub.is_hub_id(given):
         raise ModelFilesError(
             f"{given} is neither a folder on this machine nor a hub id (org/name): check "
@@ -171,7 +155,7 @@ def _in_place(settings: Settings, place: Path, why: str) -> Located | None:
 
 
 def _as_folder(path: Path) -> Located:
-    return Located(str(path), "starting the runner", folder=path.resolve())
+    return Located(str(path), "starting the runner", folder=path.absolute())
 
 
 def _nothing_to_serve(platform_folders: tuple[Path, ...], remarks: list[str]) -> str:
@@ -234,12 +218,17 @@ def _chat_template(settings: Settings, model_dir: Path) -> str | None:
     return str(path)
 
 
+def _path(text: str) -> Path:
+    """As the shell reads it; unlike Path.expanduser an unknown user is no error."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111
+
+
 def _find_given(flag: str, text: str, model_dir: Path | None) -> Path:
     """An explicit path; a relative one is the shell's, or else one in the model's folder."""
-    path = Path(text).expanduser()
+    path = _path(text)
     places = [path.absolute(), *([model_dir / path] if model_dir else [])]
     for place in places:
         if place.exists():
-            return place.resolve()
+            return place
     looked = " and ".join(str(place) for place in dict.fromkeys(places))
     raise ModelFilesError(f"{flag} {text} does not exist: looked for {looked}.")
