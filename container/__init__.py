@@ -1,0 +1,1 @@
+"""The box: processes, platform conventions and HTTP. Must not know torch or transformers."""
