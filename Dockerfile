@@ -25,7 +25,7 @@ FROM ${BASE}
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
 LABEL org.opencontainers.image.title=invocant org.opencontainers.image.licenses=Apache-2.0
 COPY --from=packages /opt/venv /opt/venv
-COPY serve /opt/invocant/serve
+COPY serve pyproject.toml LICENSE /opt/invocant/
 COPY handler/ /opt/invocant/handler/
 COPY container/ /opt/invocant/container/
 RUN python3 -m compileall -q /opt/invocant && ln -s /opt/invocant/serve /usr/local/bin/serve
