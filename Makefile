@@ -14,7 +14,7 @@ PYTHON_IN_VENV := $(VENV)/bin/python
 DEMO_MODEL := models/SmolLM2-135M-Instruct
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test check format bench image lock clean
+.PHONY: help setup model run test check format docs bench image lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -41,6 +41,10 @@ check: setup ## formatting, lint, types, architecture
 format: setup ## put the source into the project's form
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/ruff check --fix .
+
+docs: setup ## write the tables in docs/ anew from the source
+	@$(PYTHON_IN_VENV) scripts/module_table.py
+	@$(PYTHON_IN_VENV) -m container.command_line docs/configuration.md
 
 bench: model ## measure tokens/s and latencies under load
 	@$(PYTHON_IN_VENV) scripts/bench.py $(ARGS)

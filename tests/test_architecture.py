@@ -4,8 +4,10 @@ Must not know: what any of it does.
 """
 
 import ast
+import importlib.util
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -164,12 +166,20 @@ def test_each_file_says_what_it_is_for_and_is_short(path: Path) -> None:
 
 
 def test_every_package_is_declared() -> None:
-    import tomllib
-
     with (ROOT / "pyproject.toml").open("rb") as file:
         declared = tomllib.load(file)["tool"]["setuptools"]["packages"]
     present = {name for name, path in MODULES.items() if path.name == "__init__.py"}
     assert set(declared) == present
+
+
+def test_the_document_lists_every_module() -> None:
+    spec = importlib.util.spec_from_file_location("table", ROOT / "scripts" / "module_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    document = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert program.updated(document) == document, "run: make docs"
 
 
 def test_this_test_sees_an_environment_read() -> None:
