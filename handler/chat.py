@@ -59,6 +59,7 @@ class ChatCall:
             model,
             self._frame.id,
             [(prompt_ids, budget)],
+            count=request.n,
             logprobs=request.top_logprobs if request.logprobs else None,
         )
         self.usage = Usage(prompt_tokens=len(prompt_ids), prompt_characters=len(text))

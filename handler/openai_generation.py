@@ -56,13 +56,15 @@ def sequences(
     call_id: str,
     prompts: Iterable[tuple[list[int], int]],
     *,
+    count: int,
     logprobs: int | None,
     prompt_logprobs: bool = False,
 ) -> list[Generate]:
-    """`n` sequences for each `(prompt ids, token budget)`, in the order of the choices."""
+    """`count` sequences for each `(prompt ids, token budget)`, in the order of the prompts."""
     vocab_size = model.card.vocab_size
     check_token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     bias = read_logit_bias(request.logit_bias, vocab_size)
+    stop_token_ids = [*request.stop_token_ids, *_special_stops(request, model)]
     made: list[Generate] = []
     for prompt_ids, max_new_tokens in prompts:
         if request.min_tokens > max_new_tokens:
@@ -74,13 +76,13 @@ def sequences(
                 prompt_ids=prompt_ids,
                 max_new_tokens=max_new_tokens,
                 sampling=_sampling(request, bias, choice),
-                stop_token_ids=request.stop_token_ids,
+                stop_token_ids=stop_token_ids,
                 ignore_eos=request.ignore_eos,
                 min_tokens=request.min_tokens,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
             )
-            for choice in range(request.n)
+            for choice in range(count)
         )
     return made
 
@@ -107,9 +109,17 @@ def _sampling(request: GenerationFields, bias: dict[int, float], choice: int) ->
     )
 
 
-def text_options(request: GenerationFields, model: ServedModel) -> TextOptions:
+def _special_stops(request: GenerationFields, model: ServedModel) -> list[int]:
+    """Ids of stop strings that name a special token, which never shows in the text."""
+    ids = (model.tokenizer.token_to_id(stop) for stop in request.stop)
+    return [id_ for id_ in ids if id_ in model.vocabulary.special_token_ids]
+
+
+def text_options(
+    request: GenerationFields, model: ServedModel, *, silent: bool = False
+) -> TextOptions:
     """How the tokens of this request become text."""
-    end_ids = set(request.stop_token_ids)
+    end_ids = {*request.stop_token_ids, *_special_stops(request, model)}
     if not request.ignore_eos:
         end_ids.update(model.card.eos_token_ids)
     return TextOptions(
@@ -118,6 +128,7 @@ def text_options(request: GenerationFields, model: ServedModel) -> TextOptions:
         include_stop=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
         min_tokens=request.min_tokens,
+        silent=silent,
     )
 
 

@@ -58,11 +58,14 @@ class ServedModel:
     ) -> list[int]:
         """Token ids of a prompt.
 
-        Text that cannot fit is not tokenised unless `may_overflow`, where the caller cuts the ids.
-        Raises PromptTooLong, NotText.
+        Text that cannot fit is not tokenised: it is too long, or with `may_overflow`, where the
+        caller keeps only the last ids, cut to twice what these can hold. Raises PromptTooLong,
+        NotText.
         """
-        if not may_overflow and self._max_characters and len(text) > self._max_characters:
-            raise PromptTooLong(len(text))
+        if self._max_characters is not None and len(text) > self._max_characters:
+            if not may_overflow:
+                raise PromptTooLong(len(text))
+            text = text[-2 * self._max_characters :]
         try:
             ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:

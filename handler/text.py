@@ -231,11 +231,16 @@ class _Windowed:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._decode = tokenizer.decode
+        self._id_to_token = tokenizer.id_to_token
         self._before: list[int] = []
         self._held: list[int] = []
         self._before_text = ""
 
     def push(self, token_id: int) -> str:
+        if self._id_to_token(token_id) is None:
+            return (
+                ""  # as the tokenizer does; it would push what the text hangs on out of the window
+            )
         self._held.append(token_id)
         text = self._text()
         if text.endswith(REPLACEMENT) and len(self._held) < WINDOW:

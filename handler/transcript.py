@@ -5,14 +5,32 @@ Must not know: OpenAI, TGI, JSON.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from handler.contract import Api, ApiError, EventSource, Usage
 from handler.failures import failure
-from handler.runner.protocol import Failed, Finished, FinishReason, PromptLogprobs, Tokens
+from handler.runner.protocol import Failed, Finished, FinishReason, Tokens
 from handler.text import StopMatcher, StopStrings, Vocabulary
 
 EndReason = FinishReason | Literal["stop_string"]
+Piece = TypeVar("Piece", covariant=True)
+
+
+class Reader(Protocol[Piece]):
+    """Reads the events of one sequence into pieces of its API's making."""
+
+    num_tokens: int
+    reason: EndReason | None
+    """Set once the sequence has ended, by a stop string or as the runner says."""
+    prompt_logprobs: Sequence[float | None]
+
+    def take(self, event: Tokens) -> Piece:
+        """What these tokens release; sets `reason` where the text ends with a stop string."""
+        ...
+
+    def finish(self, event: Finished) -> Piece:
+        """What was held back so far, which nothing can complete any more."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,6 +44,8 @@ class TextOptions:
     skip_special_tokens: bool = True
     min_tokens: int = 0
     """No stop string is looked for in the text of fewer tokens."""
+    silent: bool = False
+    """No tokens were asked for: the one that the runner had to produce is dropped."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +67,15 @@ class Transcript:
         self.num_tokens = 0
         self.reason: EndReason | None = None
         self.cached_tokens = 0
-        self.logprob_sum = 0.0
-        self.prompt_logprobs: list[float | None] = []
+        self._logprob_sum = 0.0
+        self.prompt_logprobs: Sequence[float | None] = ()
         self._logprobs: list[TokenLogprob] = []
 
     def take(self, event: Tokens) -> str:
         """The text that these tokens release; `reason` is set where it ends with a stop string."""
         text = ""
+        if self._options.silent:
+            return text
         for place, token_id in enumerate(event.token_ids):
             self.num_tokens += 1
             ends = token_id in self._options.end_token_ids
@@ -74,6 +96,11 @@ class Transcript:
         self.cached_tokens = event.cached_tokens
         return text
 
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, the end token included: how likely the model found this sequence."""
+        return self._logprob_sum / max(self.num_tokens, 1)
+
     def take_logprobs(self) -> list[TokenLogprob]:
         """Those of the tokens since the last call."""
         taken, self._logprobs = self._logprobs, []
@@ -89,42 +116,37 @@ class Transcript:
 
     def _note_logprob(self, event: Tokens, place: int, ends: bool) -> None:
         logprob = event.logprobs[place]
-        self.logprob_sum += logprob
+        self._logprob_sum += logprob
         if not ends or self._options.include_stop:
             top = event.top_logprobs[place] if event.top_logprobs else ()
             self._logprobs.append(TokenLogprob(event.token_ids[place], logprob, top))
 
 
 def follow(
-    api: Api, events: EventSource, transcripts: Sequence[Transcript], usage: Usage
-) -> Iterator[tuple[int, str]]:
-    """Read the events into the transcripts: `(index, released text)` per event, in order.
+    api: Api, events: EventSource, readers: Sequence[Reader[Piece]], usage: Usage
+) -> Iterator[tuple[int, Piece]]:
+    """Hand the events to the readers: `(index, what is released)` per event, in order.
 
-    A sequence that ends has its `reason` set when its last text is yielded. Raises ApiError where
+    A sequence that ends has its `reason` set when its last piece is yielded. Raises ApiError where
     one fails.
     """
     for index, event in events:
-        transcript = transcripts[index]
+        reader = readers[index]
         if isinstance(event, Tokens):
-            before = transcript.num_tokens
-            text = transcript.take(event)
-            usage.completion_tokens += transcript.num_tokens - before
-            if transcript.reason is not None:
+            before = reader.num_tokens
+            piece = reader.take(event)
+            usage.completion_tokens += reader.num_tokens - before
+            if reader.reason is not None:
                 events.cancel(index)
         elif isinstance(event, Finished):
             if event.reason == "aborted":
                 raise ApiError(503, "The generation was stopped by the server.", kind="unavailable")
-            text = transcript.finish(event)
+            piece = reader.finish(event)
             usage.queue_s = max(usage.queue_s, event.queue_s)
             usage.inference_s = max(usage.inference_s, event.inference_s)
         elif isinstance(event, Failed):
             raise failure(api, event)
         else:
-            note_prompt(transcript, event)
+            reader.prompt_logprobs = event.logprobs
             continue
-        yield index, text
-
-
-def note_prompt(transcript: Transcript, event: PromptLogprobs) -> None:
-    """Keep the log-probabilities of the prompt."""
-    transcript.prompt_logprobs = event.logprobs
+        yield index, piece

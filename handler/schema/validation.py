@@ -61,11 +61,15 @@ def read(model: type[Body], body: Any, api: Api) -> Body:
         return model.model_validate(body)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-    field = path(fault["loc"])
+    # TGI's own sentences name a parameter without the object it lies in.
+    location = fault["loc"][1:] if api == "tgi" and len(fault["loc"]) > 1 else fault["loc"]
+    field = path(location)
     if fault["type"] == "missing":
         accepted = _accepted(model, fault["loc"])
         raise refusal(api, field, f"`{field}` is required: {accepted}")
-    raise bad_value(api, field, fault["msg"], fault["input"])
+    # An object within the body has no annotation of its own; its fields have.
+    accepted = "an object" if fault["type"] == "model_type" else fault["msg"]
+    raise bad_value(api, field, accepted, fault["input"])
 
 
 def bad_value(api: Api, field: str, accepted: str, value: Any) -> ApiError:
