@@ -88,8 +88,13 @@ def _download(source: Source, patterns: list[str]) -> Path:
         raise ModelFilesError(_refused(source, error)) from error
     except Exception as error:
         # The library's HTTP client and its storage raise many types of their own.
-        problem = f"{type(error).__name__}: {error}".rstrip(". \n")
+        problem = f"{type(error).__name__}: {_first_line(error)}"
         raise ModelFilesError(f"{source.hub_id} could not be downloaded: {problem}.") from error
+
+
+def _first_line(error: BaseException) -> str:
+    """The library adds lines of advice to its messages."""
+    return str(error).partition("\n")[0].rstrip(". ")
 
 
 def _not_reached(source: Source, cause: BaseException | None) -> str:
@@ -99,7 +104,7 @@ def _not_reached(source: Source, cause: BaseException | None) -> str:
             f"{source.hub_id}{at} is not in the hub cache and the network is switched off "
             "(--hub-offline): mount the model into the container, or allow the network."
         )
-    reason = f" ({cause})" if cause is not None else ""
+    reason = f" ({_first_line(cause)})" if cause is not None else ""
     return (
         f"The hub could not be reached for {source.hub_id}{at}{reason}: allow the network, or "
         "mount the model into the container and give its folder as --model-id."

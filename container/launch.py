@@ -9,6 +9,7 @@ Must not know: torch, transformers, Flask; what is in a model's files.
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -119,7 +120,7 @@ def _web_command(settings: Settings, run_dir: Path) -> Command:
     environment = child_environment(
         settings, project_root=PROJECT_ROOT, fallback_cache=run_dir / "cache", offline=True
     )
-    return _python("web", "container.web.server", argument.decode(), environment)
+    return _python("web", "container.web.server", argument.decode(), environment, signal.SIGTERM)
 
 
 def _runner_command(settings: Settings, files: ModelFiles, run_dir: Path) -> Command:
@@ -161,12 +162,20 @@ def _runner_command(settings: Settings, files: ModelFiles, run_dir: Path) -> Com
         needs_token=is_online,
     )
     argument = msgspec.json.encode(config).decode()
-    return _python("runner", "handler.runner.process", argument, environment)
+    # A runner that waits for the GPU would not look at a SIGTERM, and nobody is left to insist.
+    return _python("runner", "handler.runner.process", argument, environment, signal.SIGKILL)
 
 
-def _python(name: str, module: str, argument: str, environment: dict[str, str]) -> Command:
+def _python(
+    name: str,
+    module: str,
+    argument: str,
+    environment: dict[str, str],
+    death_signal: signal.Signals,
+) -> Command:
     """One of our modules as a child; -P: nothing in the working directory can take its place."""
-    return Command(name, [sys.executable, "-P", "-m", module, argument], environment, PROJECT_ROOT)
+    arguments = [sys.executable, "-P", "-m", module, argument]
+    return Command(name, arguments, environment, PROJECT_ROOT, death_signal)
 
 
 def _endpoint(run_dir: Path) -> str:

@@ -49,7 +49,7 @@ class Command:
     arguments: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
-    death_signal: signal.Signals = signal.SIGTERM
+    death_signal: signal.Signals
 
 
 class CannotServeError(Exception):
