@@ -210,9 +210,9 @@ class FakeRunner:
     def _advance(self, sequence: _Sequence) -> list[Event]:
         request = sequence.request
         for failure in self.script.failures:
-            if request.prompt_ids[0] == failure.first_id:
-                if sequence.num_tokens >= failure.num_tokens:
-                    return [Failed(request.request_id, failure.kind, failure.message)]
+            is_due = sequence.num_tokens >= failure.num_tokens
+            if is_due and request.prompt_ids[0] == failure.first_id:
+                return [Failed(request.request_id, failure.kind, failure.message)]
         events: list[Event] = []
         if request.prompt_logprobs and sequence.num_tokens == 0:
             logprobs: list[float | None] = [-1.0] * len(request.prompt_ids)

@@ -56,7 +56,7 @@ def _from_http(error: HTTPException) -> ApiError:
     if isinstance(error, NotFound):
         return ApiError(404, "There is no such route.", kind="not_found")
     if isinstance(error, MethodNotAllowed):
-        allowed = ", ".join(sorted(error.valid_methods or ()))
+        allowed = ", ".join(sorted(set(error.valid_methods or ()) - {"OPTIONS", "HEAD"}))
         return ApiError(405, f"This route answers {allowed} only.", kind="method_not_allowed")
     return ApiError(status, error.description or error.name)
 

@@ -54,9 +54,7 @@ class EventStream:
             self._changed.wait(SILENCE_S)
             if self._error is not None:
                 raise self._error
-        return Response(
-            self._frames(), mimetype="text/event-stream", headers=HEADERS, direct_passthrough=True
-        )
+        return Response(self._frames(), mimetype="text/event-stream", headers=HEADERS)
 
     def close(self) -> None:
         """Abort what still runs. Called after the last byte, or when the client is gone."""
