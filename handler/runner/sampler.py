@@ -56,12 +56,11 @@ class Sampler:
         """One token per row. `logits` is (len(sequences), vocabulary), of any float type."""
         if all(_is_plain(s) for s in sequences):
             return [Sampled(t) for t in logits.argmax(dim=-1).tolist()]
-        scores = logits.float()
-        raw = scores.clone() if any(s.logprobs is not None for s in sequences) else scores
+        scores = logits.to(torch.float32, copy=True)  # changed in place below
         self._penalties.apply(scores, sequences)
         self._hold_back_ends(scores, sequences)
         tokens = self._choose(scores, sequences)
-        return _with_logprobs(raw, tokens, sequences)
+        return _with_logprobs(logits, tokens, sequences)
 
     def _hold_back_ends(self, scores: torch.Tensor, sequences: list[Sequence]) -> None:
         """No end of sequence before `min_tokens`."""
@@ -107,14 +106,14 @@ def _is_plain(sequence: Sequence) -> bool:
 
 
 def _with_logprobs(
-    raw: torch.Tensor, tokens: list[int], sequences: list[Sequence]
+    logits: torch.Tensor, tokens: list[int], sequences: list[Sequence]
 ) -> list[Sampled]:
     """Attach the raw model's log-probabilities to the rows that ask for them."""
     sampled = [Sampled(token) for token in tokens]
     rows = [row for row, s in enumerate(sequences) if s.logprobs is not None]
     if not rows:
         return sampled
-    logprobs = torch.log_softmax(raw[rows], dim=-1)
+    logprobs = torch.log_softmax(logits[rows].float(), dim=-1)
     most = max(sequences[row].logprobs or 0 for row in rows)
     values, ids = logprobs.topk(min(most, logprobs.shape[-1]), dim=-1)
     top_values, top_ids = values.tolist(), ids.tolist()
