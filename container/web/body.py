@@ -45,8 +45,23 @@ def in_thread_if_big(num_bytes: int, work: Callable[P, T], *args: P.args, **kwar
     """Call `work` here, or in gevent's native thread pool when the body it works on is big."""
     if num_bytes <= BIG_BYTES:
         return work(*args, **kwargs)
-    result: T = gevent.get_hub().threadpool.apply(work, args, kwargs)
-    return result
+    return in_thread(work, *args, **kwargs)
+
+
+def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `work` in gevent's native thread pool; other greenlets run meanwhile."""
+
+    def outcome() -> tuple[T] | Exception:
+        # The pool prints a traceback for whatever is raised in it, so nothing is.
+        try:
+            return (work(*args, **kwargs),)
+        except Exception as error:  # noqa: BLE001 - raised again on the other side
+            return error
+
+    found: tuple[T] | Exception = gevent.get_hub().threadpool.apply(outcome)
+    if isinstance(found, Exception):
+        raise found
+    return found[0]
 
 
 def read(environ: Mapping[str, Any], limit_bytes: int) -> bytes:
@@ -79,10 +94,8 @@ def _read_part(stream: Readable) -> bytes:
         raise ApiError(
             408, f"The request body did not go on for {READ_TIMEOUT_S:.0f} seconds."
         ) from error
-    except OSError:
-        raise  # the connection is gone: nobody to tell
     except Exception as error:
-        # The server's own exceptions for broken chunks; their text names what was wrong.
+        # A connection that broke, or the server's own exceptions for bad chunks.
         raise ApiError(400, f"The request body could not be read: {error}") from error
 
 

@@ -5,9 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gevent
-
-from container.web import errors
+from container.web import body, errors
 from handler.runner.client import RunnerClient
 from handler.runner.protocol import ModelCard
 
@@ -66,7 +64,7 @@ class Readiness:
             return
         fault, model = None, None
         try:
-            model = gevent.get_hub().threadpool.apply(self._build_model, (card,))
+            model = body.in_thread(self._build_model, card)
         except Exception as error:
             log.exception("the tokenizer or the chat template cannot be used")
             fault = f"the tokenizer or the chat template cannot be used: {error}"
