@@ -32,7 +32,8 @@ def parse(body: Any, model: ServedModel) -> "ChatCall":
     try:
         text = render_chat(request, messages, tools, model)
     except TemplateRefusal as refusal:
-        message = f"The chat template cannot render these messages: {refusal}."
+        sentence = f"The chat template cannot render these messages: {refusal}"
+        message = sentence if sentence.endswith(".") else sentence + "."
         raise ApiError(400, message, param="messages", kind="template_error") from refusal
     prompt_ids = encode_prompt(model, text, "messages", add_special_tokens=False)
     return ChatCall(request, model, text, prompt_ids)
