@@ -36,6 +36,7 @@ class EventStream:
         self._ready: list[bytes] = []
         self._error: Exception | None = None
         self._is_done = False
+        self._is_written = False
         self._changed = gevent.event.Event()
         self._watch: HangUpWatch | None = None
 
@@ -60,6 +61,8 @@ class EventStream:
         """Abort what still runs. Called after the last byte, or when the client is gone."""
         if self._watch is not None:
             self._watch.stop()
+        if not self._is_written and self._record.error is None:
+            self._record.client_left = True  # a write failed before the watch saw it
         self._generation.close()
 
     def _client_left(self) -> None:
@@ -95,6 +98,7 @@ class EventStream:
                     self._record.first_byte_s = self._record.age_s()
                 yield b"".join(ready)
             if is_done:
+                self._is_written = True
                 return
 
     def _last(self) -> list[bytes]:
