@@ -6,6 +6,7 @@ Must not know: the model, the processes; it asks /ping and /v1/models like any c
 import http.client
 import json
 import sys
+import textwrap
 import threading
 import time
 
@@ -13,6 +14,7 @@ from container.settings import Settings
 
 _POLL_S = 0.3
 _QUESTION = "What is deep learning?"
+_MESSAGES = [{"role": "user", "content": _QUESTION}]
 
 
 def print_when_ready(settings: Settings) -> None:
@@ -51,38 +53,64 @@ def _local_host(host: str) -> str:
 
 def text(settings: Settings, model: str) -> str:
     """Calls for the API that /invocations speaks here, OpenAI's client, and SageMaker's."""
-    host = _local_host(settings.host).replace("127.0.0.1", "localhost")
-    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
-    message = [{"role": "user", "content": _QUESTION}]
-    body: dict[str, object]
-    if settings.invocations_mode == "generate":
-        body = {"inputs": _QUESTION, "parameters": {"max_new_tokens": 60}}
-    else:
-        body = {"messages": message, "max_tokens": 60}
-    # The key itself stays off the screen; the shell puts it in.
-    header = ' -H "Authorization: Bearer $API_KEY"' if settings.api_key else ""
-    api_key = "os.environ['API_KEY']" if settings.api_key else "'unused'"
-    lines = (
-        f"Ready at {url}. From another terminal:",
-        "",
-        f"  curl -N {url}/invocations{header} -H 'Content-Type: application/json' \\",
-        f"    -d '{json.dumps({**body, 'stream': True})}'",
-        "",
-        "With OpenAI's client:",
-        "",
-        "  import os, openai",
-        f"  client = openai.OpenAI(base_url='{url}/v1', api_key={api_key})",
-        f"  message = {message}",
-        "  answer = client.chat.completions.create(",
-        f"      model={model!r}, messages=message, max_tokens=60)",
-        "  print(answer.choices[0].message.content)",
-        "",
-        "On SageMaker, where ENDPOINT is the name of your endpoint:",
-        "",
-        "  import boto3, json",
-        "  answer = boto3.client('sagemaker-runtime').invoke_endpoint(",
-        "      EndpointName=ENDPOINT, ContentType='application/json',",
-        f"      Body=json.dumps({body}))",
-        "  print(json.load(answer['Body']))",
+    return (
+        f"\nReady at {_url(settings)}. From another terminal:\n\n"
+        + textwrap.indent(curl_call(settings), "  ")
+        + "\nWith OpenAI's client:\n\n"
+        + textwrap.indent(openai_program(settings, model), "  ")
+        + "\nWith SageMaker's (for a real endpoint leave come_here and the keys out):\n\n"
+        + textwrap.indent(boto3_program(settings), "  ")
+        + "\n"
     )
-    return "\n" + "\n".join(lines) + "\n\n"
+
+
+def curl_call(settings: Settings) -> str:
+    """For a shell: a streamed answer from /invocations."""
+    # A key itself stays off the screen: the shell puts it in.
+    key = ' -H "Authorization: Bearer $API_KEY"' if settings.api_key else ""
+    return (
+        f"curl -N {_url(settings)}/invocations{key} -H 'Content-Type: application/json' \\\n"
+        f"  -d '{json.dumps({**_body(settings), 'stream': True})}'\n"
+    )
+
+
+def openai_program(settings: Settings, model: str) -> str:
+    """A Python program that prints an answer."""
+    key = "os.environ['API_KEY']" if settings.api_key else "'none is needed'"
+    return (
+        "import os, openai\n"
+        f"client = openai.OpenAI(base_url='{_url(settings)}/v1', api_key={key})\n"
+        "answer = client.chat.completions.create(\n"
+        f"    model={model!r}, max_tokens=60,\n"
+        f"    messages={_MESSAGES})\n"
+        "print(answer.choices[0].message.content)\n"
+    )
+
+
+def boto3_program(settings: Settings) -> str:
+    """A Python program that prints an answer's JSON; boto3 has no option for such an address."""
+    key = "    request.headers['Authorization'] = 'Bearer ' + os.environ['API_KEY']\n"
+    return (
+        "import boto3, json, os\n"
+        "def come_here(request, **_):\n"
+        f"    request.url = '{_url(settings)}/invocations'\n"
+        f"{key if settings.api_key else ''}"
+        "client = boto3.client('sagemaker-runtime', region_name='us-east-1',\n"
+        "    aws_access_key_id='any', aws_secret_access_key='any')\n"
+        "client.meta.events.register('before-send', come_here)\n"
+        "answer = client.invoke_endpoint(\n"
+        "    EndpointName='my-endpoint', ContentType='application/json',\n"
+        f"    Body=json.dumps({_body(settings)}))\n"
+        "print(json.load(answer['Body']))\n"
+    )
+
+
+def _url(settings: Settings) -> str:
+    host = _local_host(settings.host).replace("127.0.0.1", "localhost")
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def _body(settings: Settings) -> dict[str, object]:
+    if settings.invocations_mode == "generate":
+        return {"inputs": _QUESTION, "parameters": {"max_new_tokens": 60}}
+    return {"messages": _MESSAGES, "max_tokens": 60}

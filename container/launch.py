@@ -77,7 +77,7 @@ def _serve(resolved: Resolved, located: model_files.Located, run_dir: Path) -> i
     for remark in (*resolved.remarks, *located.remarks):
         _log.warning("%s", remark)
     _log.info(
-        "Listening on %s port %d; /invocations mode %s%s.",
+        "Address %s, port %d; /invocations speaks %s%s.",
         settings.host,
         settings.port,
         settings.invocations_mode,

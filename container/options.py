@@ -315,7 +315,8 @@ OPTIONS: tuple[Option, ...] = (
         values.integer(0, 3600),
         SERVER,
         "Seconds for running requests to finish after SIGTERM. SageMaker kills after 30.",
-        ("GRACEFUL_TIMEOUT_S",),
+        ("GRACEFUL_TIMEOUT_S", "GRACEFUL_TERMINATION_TIMEOUT"),
+        ("--graceful-termination-timeout",),
     ),
     Option(
         "max_runner_restarts",
@@ -354,3 +355,13 @@ OPTIONS: tuple[Option, ...] = (
         ("PRINT_EXAMPLES",),
     ),
 )
+
+UNSUPPORTED_ENVIRONMENT = (
+    "KV_CACHE_DTYPE",
+    "LORA_ADAPTERS",
+    "MAX_BATCH_TOTAL_TOKENS",
+    "ROPE_FACTOR",
+    "ROPE_SCALING",
+    "SPECULATE",
+)
+"""TGI reads these and they would change answers or memory; one that is set is remarked on."""

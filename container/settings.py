@@ -16,10 +16,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from container.options import OPTIONS, Option
+from container.options import OPTIONS, UNSUPPORTED_ENVIRONMENT, Option
 from container.values import boolean
 
 COMMAND = "serve"
+PLATFORM_GRACE_S = 25
+"""SageMaker sends SIGKILL 30 s after SIGTERM; its guide asks supervisors to wait at most this."""
 _FLAGS = {flag: option for option in OPTIONS for flag in option.flags}
 REQUEST_FLAGS = ("--help", "-h", "--version", "--print-config")
 """Flags that ask for a text instead of setting anything."""
@@ -73,7 +75,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "0.0.0.0"
     port: int = 8080
     num_workers: int = msgspec.field(default_factory=default_num_workers)
-    graceful_timeout_s: int = 25
+    graceful_timeout_s: int = PLATFORM_GRACE_S
     max_runner_restarts: int = 5
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
@@ -113,6 +115,11 @@ def resolve(arguments: Sequence[str], environ: Mapping[str, str] | None = None) 
             origin, text = named
             found[option.field] = _read_value(option, origin, text)
             sources[option.field] = origin
+    remarks += [
+        f"{name} is not supported yet and is ignored."
+        for name in UNSUPPORTED_ENVIRONMENT
+        if environ.get(name, "").strip()
+    ]
     return Resolved(_settle(found, sources, remarks), sources, tuple(remarks), request)
 
 
@@ -218,6 +225,12 @@ def _settle(found: dict[str, Any], sources: dict[str, str], remarks: list[str]) 
         remarks.append(
             f"{sources['num_shard']} is {num_shard} but this version runs the model on one GPU; "
             "the others stay idle, and a model that does not fit one is refused."
+        )
+    grace_s = found.get("graceful_timeout_s", 0)
+    if grace_s > PLATFORM_GRACE_S:
+        remarks.append(
+            f"{sources['graceful_timeout_s']} is {grace_s} but SageMaker kills 30 s after SIGTERM: "
+            f"at most {PLATFORM_GRACE_S} leaves time to end in order there."
         )
     return Settings(**found)
 

@@ -60,6 +60,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+    def do_POST(self):
+        asked_for = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        event("post " + self.path)
+        key = settings["api_key"]
+        allowed = key is None or self.headers["Authorization"] == "Bearer " + key
+        choice = {"index": 0, "message": {"role": "assistant", "content": "hello " + str(allowed)}}
+        body = json.dumps({"id": "1", "choices": [choice], "asked": asked_for}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
     def log_message(self, *args):
         pass
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tarfile
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from container import examples
 from container.settings import Settings
 from handler.runner.config import RunnerConfig
 from stand_in import Box, is_running, until
@@ -224,6 +226,22 @@ def test_examples_are_printed_once_the_model_answers(box: Box) -> None:
     assert f"curl -N http://localhost:{box.port}/invocations" in box.log
     assert "model='the-model'" in box.log
     assert box.stop() == 0
+
+
+@pytest.mark.parametrize("api_key", [None, "a key"])
+def test_examples_work_as_they_are_printed(box: Box, api_key: str | None) -> None:
+    box.started(*([] if api_key is None else ["--api-key", api_key]))
+    settings = Settings(port=box.port, api_key=api_key)
+    environ = {**os.environ, "API_KEY": api_key or ""}
+    for command in (
+        ["bash", "-c", examples.curl_call(settings)],
+        [sys.executable, "-c", examples.openai_program(settings, "m")],
+        [sys.executable, "-c", examples.boto3_program(settings)],
+    ):
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert "hello True" in done.stdout, done.stderr
+    posts = [event.split()[2] for event in box.events if "post" in event]
+    assert posts == ["/invocations", "/v1/chat/completions", "/invocations"]
 
 
 def test_the_log_may_be_json(box: Box) -> None:

@@ -191,6 +191,10 @@ def test_a_wish_that_cannot_be_met_in_full_is_remarked_on() -> None:
     (remark,) = read(HF_MODEL_ID="a", MODEL_ID="b").remarks
     assert remark == "MODEL_ID is ignored because HF_MODEL_ID is set too."
     assert read(HF_MODEL_ID="a", MODEL_ID="a").remarks == ()
+    (remark,) = read(LORA_ADAPTERS="x").remarks
+    assert remark == "LORA_ADAPTERS is not supported yet and is ignored."
+    (remark,) = read("--graceful-termination-timeout 90").remarks
+    assert "SageMaker kills 30 s" in remark
 
 
 @given(st.lists(st.text(max_size=12), max_size=6), st.dictionaries(st.text(), st.text()))
