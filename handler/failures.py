@@ -40,7 +40,7 @@ class NotText(Exception):  # noqa: N818 - a finding; each API words its own erro
 def long_prompt(part: str, card: ModelCard, size: str) -> ApiError:
     """OpenAI's error for a prompt that is too long or leaves no room for an answer.
 
-    `part`: "messages" or "prompt". `size`: what it has, for example "9000 tokens".
+    `part`: "messages" or "prompt". `size`: for example "resulted in 9000 tokens".
     """
     of_which = ""
     if card.max_input_tokens < card.max_total_tokens - 1:
@@ -48,7 +48,7 @@ def long_prompt(part: str, card: ModelCard, size: str) -> ApiError:
     return ApiError(
         400,
         f"This model's maximum context length is {card.max_total_tokens} tokens{of_which}. "
-        f"However, your {part} resulted in {size}. Please reduce the length of the {part}.",
+        f"However, your {part} {size}. Please reduce the length of the {part}.",
         param=part,
         code="context_length_exceeded",
     )

@@ -30,7 +30,7 @@ def encode_prompt(
     try:
         return model.encode(text, add_special_tokens=add_special_tokens)
     except PromptTooLong as error:
-        size = f"{error.num_characters} characters, too many for that"
+        size = f"hold {error.num_characters} characters, more than so many tokens can be"
         raise long_prompt(part, model.card, size) from error
     except NotText as error:
         sentence = f"`{part}` holds half of a surrogate pair (\\ud800 to \\udfff), which is no text"
@@ -44,7 +44,7 @@ def room_for_answer(
     card = model.card
     room = card.max_total_tokens - num_prompt_tokens
     if num_prompt_tokens > card.max_input_tokens or room < 1:
-        raise long_prompt(part, card, f"{num_prompt_tokens} tokens")
+        raise long_prompt(part, card, f"resulted in {num_prompt_tokens} tokens")
     if asked is not None and asked > room:
         raise long_answer(part, card, num_prompt_tokens, asked)
     return room if asked is None else asked
