@@ -1,9 +1,12 @@
 """Whether the model can answer now, and why not. Must not know: HTTP, what the model is for."""
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import gevent.event
 
 from container.web import body, errors
 from handler.runner.client import RunnerClient
@@ -12,6 +15,9 @@ from handler.runner.protocol import ModelCard
 log = logging.getLogger(__name__)
 
 _LONGEST_PHASE = 300
+PATIENCE_S = 1.0
+"""A request waits this long for the model before it is refused: workers become ready one after the
+other, and some clients repeat a request that got 503 at once, hundreds of times a second."""
 
 
 class Readiness:
@@ -27,6 +33,7 @@ class Readiness:
         self._built_for: ModelCard | None = None
         self._model: Any = None
         self._fault: str | None = None
+        self._prepared = gevent.event.Event()
         client.on_ready(self._prepare)
 
     @property
@@ -43,10 +50,14 @@ class Readiness:
         return "preparing the tokenizer"
 
     def require_model(self) -> Any:
-        """The served model. Raises ApiError 503."""
-        reason = self.reason()
-        if reason is not None:
-            raise errors.not_ready(reason)
+        """The served model, waiting a moment for it. Raises ApiError 503."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (reason := self.reason()) is not None:
+            self._prepared.clear()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or reason == self._fault:
+                raise errors.not_ready(reason)
+            self._prepared.wait(left_s)
         return self._model
 
     def _phase(self) -> str:
@@ -60,8 +71,11 @@ class Readiness:
 
     def _prepare(self, card: ModelCard) -> None:
         """Build this worker's view of the model, beside everything else."""
-        if self._built_for == card and self._fault is None:
-            return
+        if self._built_for != card or self._fault is not None:
+            self._build(card)
+        self._prepared.set()
+
+    def _build(self, card: ModelCard) -> None:
         fault, model = None, None
         try:
             model = body.in_thread(self._build_model, card)
