@@ -36,6 +36,8 @@ class Source:
     with_code: bool
     """Bring Python files too, and pickled weights where there are no others."""
     endpoint: str | None = None
+    patience_s: float = 15.0
+    """How long the hub may take to answer at all."""
 
 
 def is_hub_id(text: str) -> bool:
@@ -69,6 +71,7 @@ def _download(source: Source, patterns: list[str]) -> Path:
 
     if not sys.stderr.isatty():
         disable_progress_bars()
+    unreachable = None if source.offline else _unreachable(source)
     try:
         return Path(
             snapshot_download(
@@ -76,20 +79,39 @@ def _download(source: Source, patterns: list[str]) -> Path:
                 revision=source.revision,
                 token=source.token,
                 cache_dir=source.cache,
-                local_files_only=source.offline,
+                local_files_only=source.offline or unreachable is not None,
                 allow_patterns=patterns,
                 ignore_patterns=list(_NOT_WANTED),
                 endpoint=source.endpoint,
             )
         )
     except errors.LocalEntryNotFoundError as error:
-        raise ModelFilesError(_not_reached(source, error.__cause__)) from error
+        raise ModelFilesError(_not_reached(source, unreachable or error.__cause__)) from error
     except errors.HfHubHTTPError as error:
         raise ModelFilesError(_refused(source, error)) from error
     except Exception as error:
         # The library's HTTP client and its storage raise many types of their own.
         problem = f"{type(error).__name__}: {_first_line(error)}"
         raise ModelFilesError(f"{source.hub_id} could not be downloaded: {problem}.") from error
+
+
+def _unreachable(source: Source) -> Exception | None:
+    """Why no hub answers, or None if one does, be it with a refusal.
+
+    The library's own first call waits for ever, which is what a network without a way out looks
+    like (a private subnet without a gateway).
+    """
+    from huggingface_hub import HfApi, errors
+
+    try:
+        HfApi(endpoint=source.endpoint).model_info(
+            source.hub_id, revision=source.revision, token=source.token, timeout=source.patience_s
+        )
+    except errors.HfHubHTTPError:
+        return None
+    except Exception as error:  # noqa: BLE001 - the HTTP client's many types
+        return error
+    return None
 
 
 def _first_line(error: BaseException) -> str:

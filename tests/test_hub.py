@@ -5,6 +5,7 @@ Speaks to a small hub of its own over real HTTP. Must not know: the real hub.
 
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -66,6 +67,8 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(401, "RepoNotFound")
         elif model == "org/broken":
             self.refuse(500, "")
+        elif not rest:
+            self.give(json.dumps({"id": model, "sha": COMMIT}).encode())
         elif rest[1] not in ("main", "v1", COMMIT):
             self.refuse(404, "RevisionNotFound")
         elif rest[0] == "revision":
@@ -201,6 +204,16 @@ def test_refusals(
     message = refusal(source(a_hub, tmp_path, model, **changes))
     for part in parts:
         assert part in message
+
+
+def test_a_hub_that_never_answers(a_hub: Hub, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        message = refusal(source(a_hub, tmp_path, endpoint=url, patience_s=0.2))
+        assert "could not be reached" in message
+        brought = hub.fetch(source(a_hub, tmp_path))
+        cached = source(a_hub, tmp_path, endpoint=url, patience_s=0.2)
+        assert hub.fetch(cached) == brought
 
 
 def test_hub_ids() -> None:
