@@ -74,5 +74,6 @@ def pytest_runtest_makereport(
             servers = value.started if isinstance(value, Servers) else [value]
             for server in servers:
                 if isinstance(server, Server):
-                    report.sections.append((f"log of {server.url}", server.log))
+                    lines = server.log.splitlines()[-40:]
+                    report.sections.append((f"end of the log of {server.url}", "\n".join(lines)))
     return report

@@ -26,11 +26,12 @@ def examples() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def demo_server(shared_server: Servers, demo_model: Path) -> Server:
-    return shared_server(demo_model)
+    # One thread: the default, one for each core, crawls while other tests use the cores.
+    return shared_server(demo_model, "--num-threads", "1")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("language", "text"), examples())
+@pytest.mark.parametrize(("language", "text"), list(examples()))
 def test_the_example_prints_an_answer(demo_server: Server, language: str, text: str) -> None:
     program = text.replace(LOCAL, demo_server.url.removeprefix("http://"))
     interpreter = [sys.executable, "-c"] if language == "python" else ["bash", "-euc"]
