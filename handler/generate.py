@@ -177,14 +177,18 @@ class GenerateCall:
         (reader,) = self._readers
         shows_top = self._parameters.top_n_tokens > 0
         for _, released in follow(self.api, events, self._readers, self.usage):
-            for token in released:
-                text = details = None
-                if reader.reason is not None and token is released[-1]:
-                    self.usage.finish_reasons.append(reader.finish_reason)
-                    text = self._text(0)
-                    if self._details:
-                        details = {**self._ending(0), "input_length": len(self._prompt_ids)}
-                yield event_json(token, text, details, shows_top=shows_top)
+            if reader.reason is None:
+                for token in released:
+                    yield event_json(token, None, None, shows_top=shows_top)
+                continue
+            *earlier, last = released or [reader.closing_event()]
+            for token in earlier:
+                yield event_json(token, None, None, shows_top=shows_top)
+            self.usage.finish_reasons.append(reader.finish_reason)
+            details = {**self._ending(0), "input_length": len(self._prompt_ids)}
+            yield event_json(
+                last, self._text(0), details if self._details else None, shows_top=shows_top
+            )
 
 
 def _sampling(parameters: Parameters) -> Sampling:

@@ -102,12 +102,18 @@ class TokenReader:
         return released
 
     def finish(self, event: Finished) -> list[TokenEvent]:
-        """The last token event."""
-        last = self._held or TokenEvent(self.num_tokens, 0, "", None, True)
-        last.text += self._shown.flush()
+        """The last token event; none where the runner ended without a token that could be one."""
+        rest = self._shown.flush()
         self._texts.append(self._answered.flush())
         self.reason = event.reason
-        return [last]
+        if self._held is None:
+            return []
+        self._held.text += rest
+        return [self._held]
+
+    def closing_event(self) -> TokenEvent:
+        """Carries the end of a stream whose last token went out as an ordinary event."""
+        return TokenEvent(self.num_tokens, 0, "", None, True)
 
     def _token(self, event: Tokens, place: int) -> TokenEvent:
         token_id = event.token_ids[place]
