@@ -16,7 +16,7 @@ from handler.runner.protocol import Generate, Sampling
 from handler.schema.tgi import GenerateBody, Parameters, read_generate
 from handler.schema.validation import refusal
 from handler.served_model import ServedModel
-from handler.text import StopStrings
+from handler.stop_strings import StopStrings
 from handler.token_events import TokenEvent, TokenReader, event_json
 from handler.transcript import follow
 

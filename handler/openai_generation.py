@@ -15,7 +15,7 @@ from handler.runner.protocol import Generate, Sampling
 from handler.schema.openai import GenerationFields, check_token_ids, read_logit_bias
 from handler.schema.validation import refusal
 from handler.served_model import ServedModel
-from handler.text import StopStrings
+from handler.stop_strings import StopStrings
 from handler.transcript import EndReason, TextOptions, TokenLogprob, Transcript
 
 SEED_MODULUS = 2**64

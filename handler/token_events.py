@@ -11,7 +11,7 @@ import msgspec
 
 from handler.runner.protocol import Finished, Tokens
 from handler.served_model import ServedModel
-from handler.text import StopMatcher, StopStrings
+from handler.stop_strings import StopMatcher, StopStrings
 from handler.transcript import EndReason
 
 FINISH_REASONS: dict[EndReason, str] = {

@@ -10,7 +10,8 @@ from typing import Literal, Protocol, TypeVar
 from handler.contract import Api, ApiError, EventSource, Usage
 from handler.failures import failure
 from handler.runner.protocol import Failed, Finished, FinishReason, Tokens
-from handler.text import StopMatcher, StopStrings, Vocabulary
+from handler.stop_strings import StopMatcher, StopStrings
+from handler.text import Vocabulary
 
 EndReason = FinishReason | Literal["stop_string"]
 Piece = TypeVar("Piece", covariant=True)
