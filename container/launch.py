@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -57,7 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModelFilesError as error:
         sys.stderr.write(f"serve: {error}\n")
         return EXIT_CANNOT_SERVE
-    run_dir = _make_run_dir()
+    try:
+        run_dir = _make_run_dir()
+    except OSError as error:
+        sys.stderr.write(f"serve: No temporary folder can be written, set TMPDIR: {error}.\n")
+        return EXIT_BAD_SETTING
     try:
         code = _serve(resolved, located, run_dir)
     finally:
@@ -195,7 +200,8 @@ def _phase_writer(path: Path) -> Callable[[str], None]:
 
     def write(phase: str) -> None:
         draft = path.with_suffix(".new")
-        draft.write_text(phase + "\n", encoding="utf-8")
-        draft.replace(path)
+        with suppress(OSError):  # a full disk is no reason to stop serving
+            draft.write_text(phase + "\n", encoding="utf-8")
+            draft.replace(path)
 
     return write

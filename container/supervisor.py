@@ -147,12 +147,14 @@ class Supervisor:
         due_s = self._start_runner_at_s
         if due_s is not None and self._runner_command and due_s <= time.monotonic():
             self._start_runner_at_s = None
-            self._report("starting the runner")
+            if self._runner is None:  # else what was said about its end is worth more
+                self._report("starting the runner")
             self._runner = _start(self._runner_command)
         return None
 
     def _after_crash(self, return_code: int) -> int | None:
         """Plan the next start of a runner that ended by itself, or give up."""
+        _kill(self._runner)  # helpers it may have left, which hold memory
         how = _how(return_code)
         if return_code == EXIT_CANNOT_SERVE:
             _log.error("The runner cannot serve this model; stopping.")

@@ -23,7 +23,16 @@ _SIZE_UNITS = {
     "mib": 2**20,
     "gib": 2**30,
 }
-_PLATFORM_GET_ROUTES = ("/ping", "/health", "/info", "/metrics", "/v1/models")
+_TAKEN_ROUTES = (
+    "/ping",
+    "/health",
+    "/info",
+    "/metrics",
+    "/v1/models",
+    "/tokenize",
+    "/chat_tokenize",
+)
+"""Routes that answer something which a chat cannot stand in for."""
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -122,17 +131,17 @@ HOST = Kind(_host, "an IP address or a host name of this machine")
 
 
 def _route(text: str) -> str:
-    if not re.fullmatch(r"/[A-Za-z0-9._~/-]*", text) or "//" in text:
+    if not re.fullmatch(r"/[A-Za-z0-9._~:@+,/-]*", text) or "//" in text:
         raise ValueError(text)
-    if text.rstrip("/") in _PLATFORM_GET_ROUTES:
+    path = text.rstrip("/") or "/"
+    if path in _TAKEN_ROUTES:
         raise ValueError(text)
-    return text
+    return path
 
 
 ROUTE = Kind(
     _route,
-    'a path that begins with "/" (such as /invocations) and is none of '
-    + ", ".join(_PLATFORM_GET_ROUTES),
+    'a path that begins with "/" (such as /invocations) and is none of ' + ", ".join(_TAKEN_ROUTES),
 )
 
 

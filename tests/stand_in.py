@@ -107,6 +107,8 @@ signal.signal(signal.SIGTERM, on_term)
 (world / "runner.pid.new").write_text(str(os.getpid()))
 (world / "runner.pid.new").rename(world / "runner.pid")
 event("up")
+while not asked("web.pid"):
+    time.sleep(0.01)
 if asked("runner-code"):
     sys.exit(int((world / "runner-code").read_text()))
 while True:
