@@ -5,6 +5,7 @@ Must not know: what any of it does.
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = ("container", "handler")
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -166,8 +168,7 @@ def test_each_file_says_what_it_is_for_and_is_short(path: Path) -> None:
 
 
 def test_every_package_is_declared() -> None:
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        declared = tomllib.load(file)["tool"]["setuptools"]["packages"]
+    declared = PYPROJECT["tool"]["setuptools"]["packages"]
     present = {name for name, path in MODULES.items() if path.name == "__init__.py"}
     assert set(declared) == present
 
@@ -180,6 +181,17 @@ def test_the_document_lists_every_module() -> None:
     spec.loader.exec_module(program)
     document = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert program.updated(document) == document, "run: make docs"
+
+
+def test_every_library_is_declared() -> None:
+    project = PYPROJECT["project"]
+    requirements = project["dependencies"] + project["optional-dependencies"]["cpu"]
+    declared = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in requirements}
+    brought_along = {"zmq": "pyzmq", "werkzeug": "flask", "pydantic_core": "pydantic"}
+    for module in MODULES:
+        for name in {name.split(".")[0] for name in imports_of(module)}:
+            if name not in {*sys.stdlib_module_names, *PACKAGES}:
+                assert brought_along.get(name, name) in declared, f"{module} imports {name}"
 
 
 def test_this_test_sees_an_environment_read() -> None:
