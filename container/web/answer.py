@@ -3,6 +3,7 @@
 Must not know: which route was asked, what the handlers mean.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from handler.runner.client import Generation, GenerationClosedError, RunnerClien
 from handler.runner.protocol import ModelCard
 
 JSON = "application/json"
+_NOT_IN_A_NAME = re.compile(r"[^a-z0-9_.]+")
 
 
 class Model(Protocol):
@@ -126,8 +128,7 @@ class Answerer:
         card = self._client.card
         if card is None:
             return "unknown"
-        name = card.device_name.lower().replace(" ", "-").encode("ascii", "ignore").decode()
-        return f"1-{name}"
+        return "1-" + _NOT_IN_A_NAME.sub("-", card.device_name.lower()).strip("-")
 
 
 def _milliseconds(seconds: float) -> str:
