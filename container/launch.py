@@ -36,6 +36,11 @@ EXIT_BAD_SETTING = 2
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 _LONGEST_SOCKET_FOLDER = 80
 """Paths of Unix sockets end at 107 bytes; room for the names below the folder."""
+_INVOCATIONS = {
+    "auto": "chat, completions and generate",
+    "chat": "chat only",
+    "generate": "generate only",
+}
 _GUNICORN_S = 1.0
 """What gunicorn may take beyond its own grace, to kill workers and leave."""
 
@@ -82,10 +87,10 @@ def _serve(resolved: Resolved, located: model_files.Located, run_dir: Path) -> i
     for remark in (*resolved.remarks, *located.remarks):
         _log.warning("%s", remark)
     _log.info(
-        "Address %s, port %d; /invocations speaks %s%s.",
+        "Address %s, port %d; /invocations takes %s%s.",
         settings.host,
         settings.port,
-        settings.invocations_mode,
+        _INVOCATIONS[settings.invocations_mode],
         f", chat also at {settings.oai_chat_route}" if settings.oai_chat_route else "",
     )
     report = _phase_writer(run_dir / "phase")
@@ -115,17 +120,18 @@ def _fetch(
 
 def _web_command(settings: Settings, run_dir: Path) -> Command:
     """gunicorn; see `container.web.server`. The hub's token is none of its business."""
-    argument = msgspec.json.encode(
-        {
-            "settings": msgspec.structs.replace(settings, hf_token=None),
-            "endpoint": _endpoint(run_dir),
-            "run_dir": str(run_dir),
-        }
-    )
+    start = {
+        "settings": msgspec.structs.replace(settings, hf_token=None),
+        "endpoint": _endpoint(run_dir),
+        "run_dir": str(run_dir),
+    }
     environment = child_environment(
         settings, project_root=PROJECT_ROOT, fallback_cache=run_dir / "cache", offline=True
     )
-    return _python("web", "container.web.server", argument.decode(), environment, signal.SIGTERM)
+    argument_file = _write(run_dir / "web.json", start)
+    return Command(
+        "web", "container.web.server", argument_file, environment, PROJECT_ROOT, signal.SIGTERM
+    )
 
 
 def _runner_command(settings: Settings, files: ModelFiles, run_dir: Path) -> Command:
@@ -166,21 +172,17 @@ def _runner_command(settings: Settings, files: ModelFiles, run_dir: Path) -> Com
         offline=not is_online,
         needs_token=is_online,
     )
-    argument = msgspec.json.encode(config).decode()
     # A runner that waits for the GPU would not look at a SIGTERM, and nobody is left to insist.
-    return _python("runner", "handler.runner.process", argument, environment, signal.SIGKILL)
+    argument_file = _write(run_dir / "runner.json", config)
+    return Command(
+        "runner", "handler.runner.process", argument_file, environment, PROJECT_ROOT, signal.SIGKILL
+    )
 
 
-def _python(
-    name: str,
-    module: str,
-    argument: str,
-    environment: dict[str, str],
-    death_signal: signal.Signals,
-) -> Command:
-    """One of our modules as a child; -P: nothing in the working directory can take its place."""
-    arguments = [sys.executable, "-P", "-m", module, argument]
-    return Command(name, arguments, environment, PROJECT_ROOT, death_signal)
+def _write(path: Path, value: object) -> Path:
+    """As JSON, in the folder that only we can enter."""
+    path.write_bytes(msgspec.json.encode(value))
+    return path
 
 
 def _endpoint(run_dir: Path) -> str:

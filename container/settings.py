@@ -23,7 +23,8 @@ COMMAND = "serve"
 PLATFORM_GRACE_S = 25
 """SageMaker sends SIGKILL 30 s after SIGTERM; its guide asks supervisors to wait at most this."""
 _FLAGS = {flag: option for option in OPTIONS for flag in option.flags}
-REQUEST_FLAGS = ("--help", "-h", "--version", "--print-config")
+HELP_FLAGS = ("--help", "-h", "--version")
+REQUEST_FLAGS = (*HELP_FLAGS, "--print-config")
 """Flags that ask for a text instead of setting anything."""
 
 
@@ -105,6 +106,8 @@ def resolve(arguments: Sequence[str], environ: Mapping[str, str] | None = None) 
     """
     environ = os.environ if environ is None else environ
     given, request = _read_arguments(arguments)
+    if request in HELP_FLAGS:
+        return Resolved(Settings(), {}, (), request)  # helps most where the rest is wrong
     found: dict[str, Any] = {}
     sources: dict[str, str] = {}
     remarks: list[str] = []

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,13 +40,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Command:
-    """A child to start. `arguments` begins with the path of the program.
+    """A child to start: a module, its argument in a file of ours, and where it runs.
 
     `death_signal` is what the kernel sends it when we are killed ourselves.
     """
 
     name: str
-    arguments: Sequence[str]
+    module: str
+    argument_file: Path
     environment: Mapping[str, str]
     folder: Path
     death_signal: signal.Signals
@@ -126,7 +127,7 @@ class Supervisor:
             if code is not None:
                 return code
             self._sleep(self._start_runner_at_s)
-        _log.info("Stopping: running requests have %g s to finish.", self._graceful_timeout_s)
+        _log.info("Stopping; waiting up to %g s for running requests.", self._graceful_timeout_s)
         return EXIT_STOPPED
 
     def _look_after_runner(self) -> int | None:
@@ -251,16 +252,11 @@ def _start(command: Command) -> subprocess.Popen[bytes]:
 
     Call on the main thread: the kernel ties `death_signal` to the thread that starts the child.
     """
-    become = [
-        sys.executable,
-        "-I",
-        "-S",
-        str(_CHILD),
-        str(os.getpid()),
-        str(command.death_signal.value),
-    ]
+    # -P: nothing in the working directory or beside child.py can take a module's place.
+    program = [sys.executable, "-P", str(_CHILD)]
+    wish = [str(os.getpid()), str(command.death_signal.value)]
     child = subprocess.Popen(
-        [*become, *command.arguments],
+        [*program, *wish, command.module, str(command.argument_file)],
         env=dict(command.environment),
         cwd=command.folder,
         stdin=subprocess.DEVNULL,

@@ -31,11 +31,13 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 
 def test_children_get_their_settings_and_a_socket_to_meet_at(box: Box) -> None:
-    box.started("--dtype", "float32", "--max-total-tokens", "99", HF_TOKEN="hf_s", API_KEY="key")
+    box.started(
+        "--dtype", "float32", "--max-total-tokens", "99", HF_TOKEN="hf_s", API_KEY="the-key"
+    )
     told = box.told("web")
     settings = msgspec.convert(told["settings"], Settings)
     assert (settings.port, settings.max_total_tokens) == (box.port, 99)
-    assert (settings.api_key, settings.hf_token) == ("key", None)
+    assert (settings.api_key, settings.hf_token) == ("the-key", None)
     config = msgspec.convert(box.told("runner"), RunnerConfig)
     assert config.endpoint == told["endpoint"]
     assert config.endpoint.startswith("ipc://")
@@ -45,8 +47,10 @@ def test_children_get_their_settings_and_a_socket_to_meet_at(box: Box) -> None:
     assert Path(config.scratch_dir).is_dir()
     for name in ("web.environ", "runner.environ"):
         environ = box.told(name)
-        assert not {"hf_s", "key"} & set(environ.values())
+        assert not {"hf_s", "the-key"} & set(environ.values())
         assert environ["HF_HUB_OFFLINE"] == environ["TRANSFORMERS_OFFLINE"] == "1"
+    for pid in (box.pid("web"), box.pid("runner")):
+        assert "the-key" not in Path(f"/proc/{pid}/cmdline").read_text()
     assert oct(Path(told["run_dir"]).stat().st_mode & 0o777) == "0o700"
     assert box.phase == "starting the runner"
 

@@ -232,6 +232,10 @@ def test_help_names_every_flag_and_every_environment_name() -> None:
             assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text), name
 
 
+def test_help_is_given_whatever_the_environment_says() -> None:
+    assert read("--help", PORT="x").request == "--help"
+
+
 def test_print_config_shows_each_value_with_its_source_and_no_secret() -> None:
     resolved = read("--print-config --port 7", HF_TOKEN="hf_secret", API_KEY="key_secret")
     text = answer(resolved)
