@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import small_hub
 from container import examples
 from container.settings import Settings
 from handler.runner.config import RunnerConfig
@@ -189,6 +190,28 @@ def test_what_preparing_finds_wrong_ends_everything(box: Box) -> None:
     assert box.exit_code() == 3
     assert "config.json is missing" in box.log
     assert "process up" not in box.events
+
+
+@pytest.mark.parametrize("trust", ["false", "true"])
+def test_a_model_from_the_hub(box: Box, trust: str) -> None:
+    with small_hub.running() as hub:
+        environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(box.temporary / "hf"), "HF_TOKEN": "hf_s"}
+        box.started("--model-id=org/model", "--trust-remote-code", trust, **environ)
+    config = msgspec.convert(box.told("runner"), RunnerConfig)
+    assert (config.model_id, config.revision) == ("org/model", small_hub.COMMIT)
+    assert Path(config.model_dir).is_relative_to(box.temporary / "hf")
+    runner = box.told("runner.environ")
+    # Code may have to be fetched from another repository; else nothing is fetched any more.
+    assert ("HF_HUB_OFFLINE" in runner, "HF_TOKEN" in runner) == (trust == "false", trust == "true")
+    assert "HF_TOKEN" not in box.told("web.environ")
+    assert box.stop() == 0
+
+
+def test_a_hub_that_refuses(box: Box) -> None:
+    with small_hub.running() as hub:
+        box.start("--model-id=org/gated", HF_ENDPOINT=hub.url, HF_HOME=str(box.temporary))
+        assert box.exit_code() == 3
+    assert "org/gated is gated" in box.log
 
 
 def test_term_during_a_download_that_hangs(box: Box) -> None:
