@@ -168,8 +168,8 @@ def check_shape(
         return []
     attention.register()
     model = make_model(shape, device, dtype)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    weights -= model.get_input_embeddings().weight.numel() * dtype.itemsize  # rows are looked up
+    looked_up = model.get_input_embeddings().weight.numel()  # type: ignore[operator]
+    weights = (sum(p.numel() for p in model.parameters()) - looked_up) * dtype.itemsize
     rows = []
     for batch in CHECKED_BATCHES:
         model.set_attn_implementation(attention.NAME)

@@ -62,13 +62,15 @@ def pick_dtype(name: str, config: PretrainedConfig, device: torch.device) -> tor
 
 
 def load_config(model_dir: str, trust_remote_code: bool) -> PretrainedConfig:
-    """The model's configuration. Raises CannotServeError with the reason."""
+    """The configuration of a model this server can run. Raises CannotServeError otherwise."""
     try:
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
+        model_class = _model_class(config, model_dir, trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise CannotServeError(
             f"the configuration in {model_dir} cannot be read: {error}"
         ) from error
+    check_supported(config, model_class)
     return config  # type: ignore[no-any-return]
 
 
@@ -113,7 +115,6 @@ def load_model(
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """The model on its device, ready for inference. Raises CannotServeError."""
-    check_supported(config, _model_class(config, model_dir, trust_remote_code))
     attention.register()
     try:
         model = AutoModelForCausalLM.from_pretrained(

@@ -45,10 +45,11 @@ def load_tokenizer_card(config: RunnerConfig) -> TokenizerCard:
     path = Path(config.scratch_dir) / "tokenizer.json"
     tokenizer.backend_tokenizer.save(str(path))
     named = {k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
+    flagged = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     return TokenizerCard(
         tokenizer_path=str(path),
         special_tokens=named,
-        special_token_ids=sorted(set(tokenizer.all_special_ids)),
+        special_token_ids=sorted(flagged.union(tokenizer.all_special_ids)),
         eos_token_id=tokenizer.eos_token_id,
         chat_templates=templates,
         chat_template_source=source,
