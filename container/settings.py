@@ -20,6 +20,10 @@ from container.options import OPTIONS, UNSUPPORTED_ENVIRONMENT, Option
 from container.values import boolean
 
 COMMAND = "serve"
+OPENMP_SPIN_COUNT = 10_000
+"""How long an OpenMP thread of the runner spins at a barrier before it sleeps. Without a bound the
+threads starve every neighbour, the web workers among them, and then each other; docs/decisions.md
+has the figures."""
 PLATFORM_GRACE_S = 25
 """SageMaker sends SIGKILL 30 s after SIGTERM; its guide asks supervisors to wait at most this."""
 _FLAGS = {flag: option for option in OPTIONS for flag in option.flags}
@@ -274,11 +278,13 @@ def child_environment(
         child["HF_HUB_OFFLINE"] = child["TRANSFORMERS_OFFLINE"] = "1"
     if settings.hub_cache:
         child["HF_HUB_CACHE"] = settings.hub_cache
-    if not home_is_writable(child):
+    if not _home_is_writable(child):
         for name, folder in _CACHE_VARIABLES.items():
             child.setdefault(name, str(fallback_cache / folder))
     if settings.num_threads:
         child["OMP_NUM_THREADS"] = str(settings.num_threads)
+    if "OMP_WAIT_POLICY" not in child:
+        child.setdefault("GOMP_SPINCOUNT", str(OPENMP_SPIN_COUNT))
     # -P keeps the working directory off sys.path; the project's own folder comes first instead.
     paths = [str(project_root), child.get("PYTHONPATH", "")]
     child["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -288,7 +294,7 @@ def child_environment(
     return child
 
 
-def home_is_writable(environ: Mapping[str, str] | None = None) -> bool:
+def _home_is_writable(environ: Mapping[str, str] | None = None) -> bool:
     """Whether the usual cache folder below the home folder can be written."""
     environ = os.environ if environ is None else environ
     folder = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "/") / ".cache")
