@@ -70,6 +70,13 @@ def test_other_types_are_refused_with_what_is_accepted(
     assert "application/json" in message(answer)
 
 
+def test_packed_bodies_are_refused(web: Web) -> None:
+    answer = web.post("/generate", {}, headers={"Content-Encoding": "gzip"})
+    assert answer.status_code == 415
+    assert "'gzip'" in message(answer)
+    assert web.post("/generate", {}, headers={"Content-Encoding": "identity"}).status_code == 200
+
+
 def test_charsets(web: Web) -> None:
     text = '{"ids": [[7, 8]], "inputs": "é"}'
     for charset in ("utf-16", "latin-1"):

@@ -151,6 +151,23 @@ def test_unknown_routes_and_methods_are_json(web: Web) -> None:
     assert requests.delete(f"{web.url}/invocations", timeout=5).json()["error"]
 
 
+@pytest.mark.parametrize("path", ["//v1/completions", "/v1/completions/", "/v1//completions//"])
+def test_careless_slashes_are_forgiven(web: Web, path: str) -> None:
+    assert web.post(path, {"ids": [[1]]}).json()["api"] == "openai"
+
+
+def test_head_of_a_health_route(web: Web) -> None:
+    assert requests.head(f"{web.url}/ping", timeout=5).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["Adapter-Identifier", "Target-Model"])
+def test_a_header_that_names_another_model_is_refused(web: Web, name: str) -> None:
+    headers = {f"X-Amzn-SageMaker-{name}": "other"}
+    answer = web.post("/invocations", {"inputs": "x"}, headers=headers)
+    assert answer.status_code == 404
+    assert "'other'" in answer.json()["error"]
+
+
 def test_inference_headers(web: Web) -> None:
     plain = web.post("/generate", {"ids": [[1, 2]]}).headers
     assert plain["x-prompt-tokens"] == "2"

@@ -17,11 +17,12 @@ from container.web.guard import Guard
 from container.web.hang_up import HangUpWatch
 from container.web.invocations import Kind
 from container.web.stream import EventStream
-from handler.contract import Call, Usage
+from handler.contract import ApiError, Call, Usage
 from handler.runner.client import Generation, GenerationClosedError, RunnerClient
 from handler.runner.protocol import ModelCard
 
 JSON = "application/json"
+_NAMES_A_MODEL = ("X-Amzn-SageMaker-Adapter-Identifier", "X-Amzn-SageMaker-Target-Model")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9_.]+")
 
 
@@ -70,6 +71,7 @@ class Answerer:
         Raises ApiError, RunnerUnavailableError; a handler's own surprises pass through.
         """
         self._guard.check_key(request.headers.get("Authorization"))
+        _refuse_other_models(request)
         model = self._readiness.require_model()
         self._take_permits(record, 1)
         raw, value = self._body(request)
@@ -129,6 +131,16 @@ class Answerer:
         if card is None:
             return "unknown"
         return "1-" + _NOT_IN_A_NAME.sub("-", card.device_name.lower()).strip("-")
+
+
+def _refuse_other_models(request: Request) -> None:
+    """SageMaker names an adapter or a model of several in a header; this server has neither."""
+    for header in _NAMES_A_MODEL:
+        name = request.headers.get(header)
+        if name:
+            raise ApiError(
+                404, f"{header} asks for {name[:100]!r}, but this server has one model only."
+            )
 
 
 def _milliseconds(seconds: float) -> str:

@@ -4,7 +4,10 @@ Must not know: gunicorn, how requests are answered. Importing it loads neither t
 transformers.
 """
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import MethodNotAllowed
@@ -16,6 +19,8 @@ from container.web.guard import Guard
 from container.web.invocations import Handlers
 from container.web.readiness import Readiness
 from handler.runner.client import RunnerClient
+
+_SLASHES = re.compile("/+")
 
 
 def create_app(
@@ -31,10 +36,21 @@ def create_app(
     readiness = Readiness(client, Path(run_dir), lambda card: build_model(card, settings))
     answerer = Answerer(settings, client, readiness, guard)
     app = Flask("invocant", static_folder=None)
-    app.url_map.strict_slashes = False
     routes.register(app, settings, handlers, readiness, answerer)
     _surround(app, guard)
+    app.wsgi_app = _tidy_paths(app.wsgi_app)  # type: ignore[method-assign, assignment]
     return app
+
+
+def _tidy_paths(wsgi: WSGIApplication) -> WSGIApplication:
+    """`//v1/models/` is `/v1/models`: clients join addresses carelessly, and few follow a redirect
+    with a body."""
+
+    def tidied(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        environ["PATH_INFO"] = "/" + _SLASHES.sub("/", environ["PATH_INFO"]).strip("/")
+        return wsgi(environ, start_response)
+
+    return tidied
 
 
 def _surround(app: Flask, guard: Guard) -> None:

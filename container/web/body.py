@@ -65,7 +65,10 @@ def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def read(environ: Mapping[str, Any], limit_bytes: int) -> bytes:
-    """The whole body. Raises ApiError: 413 above the limit, 400 broken, 408 stalled."""
+    """The whole body. Raises ApiError: 413 above the limit, 400 broken, 408 stalled, 415 packed."""
+    encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(415, f"Content-Encoding {_shown(encoding)} is not supported; send it plain.")
     declared = environ.get("CONTENT_LENGTH") or None
     if declared is not None and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)

@@ -9,7 +9,7 @@ from typing import Any
 import gevent.event
 
 from container.web import body, errors
-from handler.runner.client import RunnerClient
+from handler.runner.client import NOT_CONNECTED, RunnerClient
 from handler.runner.protocol import ModelCard
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Readiness:
         return self._model
 
     def _phase(self) -> str:
-        if self._client.connected:
+        if self._client.phase != NOT_CONNECTED:
             return self._client.phase
         try:
             written = self._phase_file.read_text(encoding="utf-8").strip()
