@@ -145,13 +145,18 @@ class FakeRunner:
         with self.changed:
             assert self.changed.wait_for(condition, timeout_s), "the runner never saw it"
 
+    def start_over(self, incarnation: str) -> None:
+        """Forget every sequence and announce another incarnation, on the same connection."""
+        self._running.clear()
+        self.incarnation = incarnation
+
     def serve(self) -> None:
         """Run until stopped."""
         context = zmq.Context()
         socket = context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(self.script.endpoint)
-        announced = self._loading is None
+        announced = "" if self._loading else self.incarnation
         next_step = time.monotonic()
         try:
             while not self._stop.is_set():
@@ -161,8 +166,8 @@ class FakeRunner:
                 while socket.poll(0):
                     worker, frame = socket.recv_multipart()
                     self._receive(socket, worker, frame)
-                if not announced and self._loading is None:
-                    announced = True
+                if self._loading is None and announced != self.incarnation:
+                    announced = self.incarnation
                     for worker in self._workers:
                         self._send(socket, worker, self._state())
                 if self._gate.is_set() and self._running and time.monotonic() >= next_step:

@@ -229,6 +229,22 @@ def test_a_killed_runner_fails_what_runs_and_comes_back(
         assert [request.prompt_ids for request in runner.requests] == [[3, 4]]
 
 
+def test_another_incarnation_means_that_requests_are_gone(
+    endpoint: str, client: RunnerClient
+) -> None:
+    with FakeRunner(script(endpoint, step_s=0.01)) as runner:
+        until(lambda: client.card)
+        runner.hold()
+        consumer = gevent.spawn(list, client.submit([ask(1, tokens=10_000)]))
+        until(lambda: runner.num_running == 1)
+        runner.start_over("another")
+        last = consumer.get(timeout=5)[-1][1]
+        assert isinstance(last, Failed)
+        assert last.kind == "unavailable"
+        runner.release()
+        assert token_ids(list(client.submit([ask(3, tokens=2)]))) == [3, 3]
+
+
 def test_fail_unfinished_ends_everything(endpoint: str, client: RunnerClient) -> None:
     with FakeRunner(script(endpoint, step_s=0.01)) as runner:
         until(lambda: client.card)

@@ -181,6 +181,22 @@ def test_bodies_that_break_off_and_broken_chunks_do_no_harm(web: Web) -> None:
     assert "Traceback" not in web.log.read_text()
 
 
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /ping HTTP/1.1\r\nHost: x\r\nb\xe9d name: 1\r\n\r\n", 400),
+        (b"GET /ping HTTP/1.1\r\nX: " + b"y" * 8_300 + b"\r\n\r\n", 431),
+        (b"GET /" + b"y" * 5_000 + b" HTTP/1.1\r\n\r\n", 414),
+    ],
+)
+def test_what_is_no_http_is_told_so_in_json(web: Web, data: bytes, status: int) -> None:
+    head, _, payload = raw(web, data).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"application/json" in head
+    assert json.loads(payload)["error_type"] == "http"
+
+
 def test_expect_100_continue(web: Web) -> None:
     with socket.create_connection(("127.0.0.1", web.port), timeout=5) as connection:
         length = str(len(GOOD)).encode()

@@ -93,7 +93,14 @@ def _add_health(app: Flask, readiness: Readiness) -> None:
 def _add_information(app: Flask, settings: Settings, readiness: Readiness) -> None:
     def described() -> dict[str, Any]:
         name = _served_name(settings, readiness)
-        return {"id": name, "object": "model", "created": 0, "owned_by": name}
+        card = readiness.card
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": name,
+            "max_model_len": card.max_total_tokens if card else None,
+        }
 
     @app.get("/v1/models")
     def models() -> Response:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import gevent
-import gevent.pool
+import gunicorn.util
 import msgspec
 from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
@@ -78,6 +78,11 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """The connection that each handling greenlet serves."""
         self._idle: dict[Any, gevent.Timeout] = {}
         """Those greenlets that wait for a request."""
+
+    def init_process(self) -> None:
+        """Called by the base class after the fork; does not return before the worker ends."""
+        gunicorn.util.write_error = _write_error
+        super().init_process()
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serve one connection until it is closed."""
@@ -175,6 +180,17 @@ class Server(BaseApplication):  # type: ignore[misc]
             self._client.fail_unfinished("The server is shutting down.")
 
 
+def _write_error(connection: Any, status: int, reason: str, message: str) -> None:
+    """gunicorn's answer to what is no proper HTTP, in TGI's shape instead of HTML."""
+    told = {"error": f"{reason}: {message[:200]}".rstrip(": "), "error_type": "http"}
+    payload = msgspec.json.encode(told)
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(payload)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + payload)
+
+
 def _num_waiting_bytes(descriptor: int) -> int:
     """Bytes that have arrived on a connection and were not read."""
     answer = fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4)
@@ -185,12 +201,22 @@ def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _notice_vanished_peers(listener)
     try:
         listener.bind((host, port))
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def _notice_vanished_peers(listener: socket.socket) -> None:
+    """Probe silent peers, on every connection accepted here: one that lost its network says no
+    goodbye, and its request would run to the end. Given up after about two minutes."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _heartbeat_dir() -> str | None:
