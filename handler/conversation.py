@@ -5,7 +5,7 @@ Must not know: token ids, the answer, HTTP.
 
 from typing import Any
 
-from handler.schema.messages import Message, joined_text
+from handler.schema.messages import Message
 from handler.schema.openai import ChatBody
 from handler.schema.validation import refusal
 from handler.served_model import ServedModel
@@ -31,7 +31,7 @@ def render_chat(
         documents=request.documents,
         add_generation_prompt=request.add_generation_prompt is not False and not continues,
         continue_final_message=continues,
-        variables={**model.card.special_tokens, **_variables(request, template)},
+        variables=_variables(request, template),
     )
 
 
@@ -48,17 +48,17 @@ def _chosen_template(request: ChatBody, model: ServedModel, *, with_tools: bool)
         )
         raise refusal("openai", "chat_template", sentence)
     try:
-        return ChatTemplate(given)
+        return ChatTemplate(given, model.card.special_tokens)
     except ValueError as error:
         raise TemplateRefusal(f"`chat_template` does not compile: {error}") from error
 
 
 def _as_template_takes_it(message: Message, template: ChatTemplate) -> Message:
     message = dict(message)
-    if not template.takes_parts and "content" in message:
-        message["content"] = joined_text(message["content"])
     if message["role"] == "developer" and not template.mentions("developer"):
         message["role"] = "system"  # OpenAI's newer name for it, which older templates refuse
+    if "content" in message:
+        message["content"] = template.forms(message["role"]).fitted(message["content"])
     return message
 
 

@@ -99,7 +99,7 @@ class ServedModel:
 
     def _compiled(self, name: str, source: str) -> ChatTemplate:
         try:
-            return ChatTemplate(source)
+            return ChatTemplate(source, self.card.special_tokens)
         except ValueError as error:
             where = self.card.chat_template_source
             message = f"chat template `{name}` ({where}) does not compile: {error}"

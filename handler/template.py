@@ -21,7 +21,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from handler.template_reading import takes_parts
+from handler.template_forms import Forms, content_forms
 
 MAX_OUTPUT_CHARACTERS = 64 * 1024 * 1024
 """More than any context holds; a template that writes more is broken or hostile."""
@@ -39,14 +39,30 @@ class TemplateRefusal(Exception):  # noqa: N818 - the template says no; nothing 
 class ChatTemplate:
     """One compiled template."""
 
-    def __init__(self, source: str) -> None:
-        """Raises ValueError with line and reason where the source does not compile."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        """`special_tokens` are what every rendering has besides its own variables.
+
+        Raises ValueError with line and reason where the source does not compile.
+        """
         self.source = source
+        self._special_tokens = special_tokens or {}
         try:
             self._template = _compile(source)
-            self.takes_parts = takes_parts(self._template.environment.parse(source))
         except TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+        self._forms = content_forms(self._rendered_or_none)
+
+    def forms(self, role: str) -> Forms:
+        """The forms of content that the template takes from this role."""
+        return self._forms.get(role, self._forms["user"])
+
+    def _rendered_or_none(self, messages: list[Message]) -> str | None:
+        try:
+            return self.render(messages)
+        except TemplateRefusal:
+            return None
 
     def mentions(self, word: str) -> bool:
         """Whether the word occurs in the source: if not, the template cannot make use of it."""
@@ -60,11 +76,11 @@ class ChatTemplate:
         documents: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        variables: Mapping[str, Any],
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text.
 
-        `variables` are the special tokens and the request's own template variables. With
+        `variables` are the request's own and go before special tokens of the same name. With
         `continue_final_message` the prompt ends inside the last message, so that the model goes on
         with it. Raises TemplateRefusal.
         """
@@ -73,7 +89,8 @@ class ChatTemplate:
         if continue_final_message:
             ending = self._tag_ending(messages)
         context = {
-            **variables,
+            **self._special_tokens,
+            **(variables or {}),
             "messages": messages,
             "tools": tools,
             "documents": documents,

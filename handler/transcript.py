@@ -3,6 +3,7 @@
 Must not know: OpenAI, TGI, JSON.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
@@ -131,6 +132,7 @@ def follow(
     A sequence that ends has its `reason` set when its last piece is yielded. Raises ApiError where
     one fails.
     """
+    started = time.monotonic()
     for index, event in events:
         reader = readers[index]
         if isinstance(event, Tokens):
@@ -139,6 +141,8 @@ def follow(
             usage.completion_tokens += reader.num_tokens - before
             if reader.reason is not None:
                 events.cancel(index)
+                # No event will say how long it took.
+                usage.inference_s = max(usage.inference_s, time.monotonic() - started)
         elif isinstance(event, Finished):
             if event.reason == "aborted":
                 raise ApiError(503, "The generation was stopped by the server.", kind="unavailable")

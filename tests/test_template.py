@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from handler import template as template_module
 from handler.template import ChatTemplate, TemplateRefusal
+from handler.template_forms import Forms
 from handler_support import CHATML, byte_level_tokenizer
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
@@ -111,9 +112,8 @@ def reference() -> PreTrainedTokenizerFast:
 
 def rendered(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
     """Ours: the text, or `!` where the template refuses."""
-    variables = {**SPECIALS, **options.pop("variables", {})}
     try:
-        return ChatTemplate(source).render(messages, variables=variables, **options)
+        return ChatTemplate(source, SPECIALS).render(messages, **options)
     except TemplateRefusal:
         return "!"
 
@@ -182,7 +182,7 @@ def test_the_date_is_that_of_the_request(monkeypatch: pytest.MonkeyPatch) -> Non
             return cls(2031, 2, 3, 4, 5)
 
     monkeypatch.setattr(template_module, "datetime", Later)
-    assert template.render([], variables={}) == "03.02.2031 04:05"
+    assert template.render([]) == "03.02.2031 04:05"
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,12 @@ def test_the_date_is_that_of_the_request(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_what_a_template_may_not_do_is_a_refusal(source: str) -> None:
     with pytest.raises(TemplateRefusal):
-        ChatTemplate(source).render([{"role": "user", "content": "hi"}], variables={})
+        ChatTemplate(source).render([{"role": "user", "content": "hi"}])
 
 
 def test_the_authors_own_words_reach_the_client() -> None:
     with pytest.raises(TemplateRefusal, match=r"^turns must alternate$"):
-        ChatTemplate(TEMPLATES["alternation"]).render(
-            [{"role": "assistant", "content": "x"}], variables={}
-        )
+        ChatTemplate(TEMPLATES["alternation"]).render([{"role": "assistant", "content": "x"}])
 
 
 @pytest.mark.parametrize(
@@ -226,33 +224,36 @@ def test_a_template_that_does_not_compile(source: str, line: int, word: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("source", "takes"),
+    ("source", "text", "parts"),
     [
-        (CHATML, False),
-        ("{% for m in messages %}{% for p in m['content'] %}{{ p }}{% endfor %}{% endfor %}", True),
-        (TEMPLATES["parts"], True),
-        (
-            "{% set c = messages[0].content %}{% for p in c %}{{ p }}{% endfor %}",
-            True,
-        ),
-        (
-            "{% macro f(c) %}{% for p in c %}{{ p }}{% endfor %}{% endmacro %}{{ f(m.content) }}",
-            True,
-        ),
-        (
-            "{% for p in messages[0]['content'] | selectattr('text') %}{{ p }}{% endfor %}",
-            True,
-        ),
-        ("{% for t in tools %}{{ t }}{% endfor %}{{ messages[0].content }}", False),
+        (CHATML, True, False),
+        ("{% for m in messages %}{{ '<u>' + m.content }}{% endfor %}", True, False),
+        (TEMPLATES["parts"], True, True),
+        ("{% for p in messages[0].content %}{{ p.text }}{% endfor %}", False, True),
+        ("{{ messages[0]['content'] | map(attribute='text') | join }}", False, True),
+        ("{{ raise_exception('never') }}", False, False),
     ],
 )
-def test_which_templates_take_parts(source: str, takes: bool) -> None:
-    assert ChatTemplate(source).takes_parts is takes
+def test_which_forms_of_content_a_template_takes(source: str, text: bool, parts: bool) -> None:
+    assert ChatTemplate(source).forms("user") == Forms(text, parts)
+
+
+def test_forms_differ_by_role() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content | trim }}{% else %}"
+        "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    template = ChatTemplate(source)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert template.forms("system").fitted(parts) == "ab"
+    assert template.forms("user").fitted(parts) == parts
+    assert template.forms("user").fitted("ab") == [{"type": "text", "text": "ab"}]
+    assert template.forms("anyone") == template.forms("user")
 
 
 def test_to_json_keeps_order_and_letters() -> None:
     value = json.dumps(TOOLS[0], ensure_ascii=False)
-    assert ChatTemplate("{{ tools[0] | tojson }}").render([], tools=TOOLS, variables={}) == value
+    assert ChatTemplate("{{ tools[0] | tojson }}").render([], tools=TOOLS) == value
 
 
 def test_the_demo_models_template(reference: PreTrainedTokenizerFast, demo_model: Path) -> None:

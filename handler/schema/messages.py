@@ -104,13 +104,3 @@ def read_tools(tools: Any, api: Api) -> list[dict[str, Any]] | None:
         if tool.get("type", "function") != "function":
             raise bad_value(api, path(("tools", place, "type")), '"function"', tool["type"])
     return tools
-
-
-def joined_text(content: Any) -> Any:
-    """A list of text parts as one string, for templates that take only strings.
-
-    Joined without a separator, as templates that take parts write them, and TGI.
-    """
-    if not isinstance(content, list):
-        return content
-    return "".join(part[part["type"]] for part in content)
