@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import scripted_model as scripted
 from server_process import ROOT, Server, Servers
@@ -63,15 +64,17 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]
     servers.close()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is none; torch is imported only if there are any."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
-    import torch
+def pytest_configure() -> None:
+    """Tiny models gain nothing from more threads, and these crawl while something else runs."""
+    torch.set_num_threads(1)
 
-    if not torch.cuda.is_available():
-        for item in marked:
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
