@@ -120,7 +120,10 @@ class TokenReader:
         self.num_tokens += 1
         logprob = event.logprobs[place] if event.logprobs else None
         self._logprob_sum += logprob or 0.0
-        shown, answered = self._shown.push(token_id), self._answered.push(token_id)
+        ends = token_id in self._eos_ids
+        shown = self._shown.push(token_id)
+        # An end token is none of the answer, whether the tokenizer calls it special or not.
+        answered = "" if ends else self._answered.push(token_id)
         if self._matcher is not None:
             kept = self._matcher.push(shown)
             if self._matcher.matched:
@@ -130,7 +133,7 @@ class TokenReader:
                 shown = kept
         self._texts.append(answered)
         top = event.top_logprobs[place] if event.top_logprobs else []
-        special = token_id in self._vocabulary.special_token_ids
+        special = ends or token_id in self._vocabulary.special_token_ids
         return TokenEvent(self.num_tokens, token_id, shown, logprob, special, self._top_tokens(top))
 
     def _top_tokens(self, top: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:

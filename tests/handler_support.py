@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hypothesis import settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from handler.runner.protocol import (
@@ -17,6 +18,10 @@ from handler.runner.protocol import (
     Tokens,
 )
 from handler.served_model import ServedModel, ServingLimits
+
+# A machine that is busy with something else must not fail a property.
+settings.register_profile("handler", deadline=None)
+settings.load_profile("handler")
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 EOS = SPECIAL.index("<|im_end|>")

@@ -128,6 +128,15 @@ def test_stream_events(model: ServedModel) -> None:
     assert stream(model, [EOS], compat=True)[-1]["generated_text"] == "hi"
 
 
+def test_an_end_token_that_is_not_special_is_no_part_of_the_text(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer([" END"])
+    end = tokenizer.token_to_id("ĠEND")
+    model = make_model(tmp_path, tokenizer, eos_token_ids=[end])
+    body = answer(model, [*encoded(model, "a"), end], details=True)
+    assert body["generated_text"] == "a"
+    assert body["details"]["tokens"][-1]["special"] is True
+
+
 def test_stream_with_top_tokens(model: ServedModel) -> None:
     (event,) = stream(model, [EOS], top_n_tokens=1)
     assert event["top_tokens"][0]["special"] is True

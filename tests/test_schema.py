@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handler.contract import ApiError
@@ -228,6 +228,7 @@ BODIES = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(JSON | BODIES)
 def test_any_body_is_read_or_refused(body: Any) -> None:
     assert status_of(read_chat, body) in (200, 400)
@@ -246,6 +247,7 @@ def status_of(read: Callable[[Any], Any], body: Any) -> int:
     return 200
 
 
+@settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "x"]), JSON)))
 def test_any_messages_are_read_or_refused(messages: Any) -> None:
     try:

@@ -3,7 +3,7 @@
 import string
 import time
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handler.stop_strings import StopMatcher, StopStrings
@@ -20,6 +20,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[int, int] | None:
     return None
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("abc", max_size=5), max_size=10), WORDS, st.booleans())
 def test_stop_strings_over_any_cuts(pieces: list[str], stops: list[str], include: bool) -> None:
     matcher = StopMatcher(StopStrings(stops), include)
@@ -37,6 +38,7 @@ def test_stop_strings_over_any_cuts(pieces: list[str], stops: list[str], include
         assert shown + matcher.flush() == text
 
 
+@settings(deadline=None)
 @given(st.text("abc", max_size=20), WORDS)
 def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(StopStrings(stops))
