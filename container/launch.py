@@ -156,7 +156,7 @@ def _runner_command(settings: Settings, files: ModelFiles, run_dir: Path) -> Com
         max_total_tokens=settings.max_total_tokens,
         max_batch_prefill_tokens=settings.max_batch_prefill_tokens,
         max_batch_size=settings.max_batch_size,
-        max_waiting_requests=settings.max_concurrent_requests,
+        max_concurrent_requests=settings.max_concurrent_requests,
         kv_cache_memory_fraction=settings.kv_cache_memory_fraction,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         num_threads=settings.num_threads,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-from handler.contract import Api, ApiError, EventSource, Usage
+from handler.contract import Api, EventSource, Usage
 from handler.failures import failure
 from handler.runner.protocol import Failed, Finished, FinishReason, Tokens
 from handler.stop_strings import StopMatcher, StopStrings
@@ -144,8 +144,6 @@ def follow(
                 # No event will say how long it took.
                 usage.inference_s = max(usage.inference_s, time.monotonic() - started)
         elif isinstance(event, Finished):
-            if event.reason == "aborted":
-                raise ApiError(503, "The generation was stopped by the server.", kind="unavailable")
             piece = reader.finish(event)
             usage.queue_s = max(usage.queue_s, event.queue_s)
             usage.inference_s = max(usage.inference_s, event.inference_s)

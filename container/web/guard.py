@@ -1,7 +1,6 @@
 """Who may ask, from where, and how many at once. Must not know: what is asked, the runner."""
 
 import hmac
-import math
 
 from werkzeug.datastructures import Headers
 
@@ -13,14 +12,15 @@ _EXPOSED = "X-Request-Id, X-Compute-Type, X-Compute-Time, X-Total-Time, X-Genera
 
 
 class Permits:
-    """Places for sequences in this worker: its share of `max_concurrent_requests`.
+    """Places for sequences in this worker, so that an overload costs no work.
 
-    The limit is for the whole instance; each of the N workers takes ceil(limit / N), because the
-    kernel decides which worker accepts a connection and the workers do not talk to each other.
+    The limit is for the whole instance. The kernel decides which worker accepts a connection, so a
+    worker may have to carry all of it; the runner, which sees every worker's sequences, holds the
+    exact count.
     """
 
-    def __init__(self, limit: int, num_workers: int) -> None:
-        self.limit = max(1, math.ceil(limit / max(1, num_workers)))
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.num_taken = 0
 
     def take(self, num: int = 1) -> None:
@@ -40,7 +40,7 @@ class Guard:
     def __init__(self, settings: Settings) -> None:
         self._key = None if settings.api_key is None else settings.api_key.encode()
         self._origins = frozenset(settings.cors_allow_origin)
-        self.permits = Permits(settings.max_concurrent_requests, settings.num_workers)
+        self.permits = Permits(settings.max_concurrent_requests)
 
     def check_key(self, authorization: str | None) -> None:
         """Raises ApiError 401 unless the header is `Bearer KEY` (the scheme in any case)."""

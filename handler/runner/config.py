@@ -32,7 +32,8 @@ class RunnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt tokens computed in one step, at most."""
     max_batch_size: int | None = None
     """Sequences that run at once, at most."""
-    max_waiting_requests: int | None = None
+    max_concurrent_requests: int = 128
+    """Sequences in flight (running and waiting), over all workers; one more is refused."""
     kv_cache_memory_fraction: float = 0.9
     """Share of the device memory that is free after loading, given to keys and values."""
     kv_cache_memory_bytes: int | None = None

@@ -30,16 +30,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_WAITING = 1024
-
 
 class Requests:
     """The requests in flight over one engine."""
 
-    def __init__(self, engine: Engine, vocab_size: int, max_waiting: int | None) -> None:
+    def __init__(self, engine: Engine, vocab_size: int, max_concurrent: int) -> None:
         self._engine = engine
         self._vocab_size = vocab_size
-        self._max_waiting = max_waiting or DEFAULT_MAX_WAITING
+        self._max_concurrent = max_concurrent
         self._sequences: dict[tuple[bytes, str], Sequence] = {}
 
     @property
@@ -50,10 +48,9 @@ class Requests:
     def submit(self, worker: bytes, request: Generate) -> list[Event]:
         """Accept a request, or return the one event that says why not."""
         try:
-            if len(self._engine.scheduler.waiting) >= self._max_waiting:
-                raise InvalidRequestError(
-                    "overloaded", f"{self._max_waiting} requests wait already"
-                )
+            if len(self._sequences) >= self._max_concurrent:
+                message = f"{self._max_concurrent} requests are being served already"
+                raise InvalidRequestError("overloaded", message)
             self._check_ids(request)
             sequence = _sequence(worker, request)
             self._engine.add(sequence)

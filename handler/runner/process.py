@@ -131,7 +131,8 @@ class Runner:
             from handler.runner.inflight import Requests
 
             engine, card = build_engine(self.config, set_phase)
-            self._loaded = Requests(engine, card.vocab_size, self.config.max_waiting_requests), card
+            limit = self.config.max_concurrent_requests
+            self._loaded = Requests(engine, card.vocab_size, limit), card
             gc.collect()
             gc.freeze()  # what stays for good need not be looked at by each collection
         except BaseException as error:  # noqa: BLE001  handed to the main thread

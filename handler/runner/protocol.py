@@ -14,7 +14,7 @@ import msgspec
 
 PROTOCOL_VERSION = 1
 
-FinishReason = Literal["length", "eos", "stop_token", "aborted"]
+FinishReason = Literal["length", "eos", "stop_token"]
 """`length`: the token budget or the context is used up. `eos`: one of the model's own
 end-of-sequence ids. `stop_token`: an id of the request's `stop_token_ids`."""
 
