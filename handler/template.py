@@ -6,26 +6,15 @@ only JSON values, and its output is bounded. Whatever it raises becomes a `Templ
 Must not know: the API a request came by, token ids, transformers itself.
 """
 
-import json
-import operator
-from collections.abc import Callable, Mapping
-from datetime import datetime
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import Template, TemplateSyntaxError, nodes
-from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2 import TemplateSyntaxError
+from jinja2.exceptions import TemplateError
 
 from handler.template_forms import Forms, content_forms
+from handler.template_sandbox import MAX_OUTPUT_CHARACTERS, compiled, start_clock
 
-MAX_OUTPUT_CHARACTERS = 64 * 1024 * 1024
-"""More than any context holds; a template that writes more is broken or hostile."""
-MAX_INTEGER_BITS = 4096
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -47,7 +36,7 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = special_tokens or {}
         try:
-            self._template = _compile(source)
+            self._template = compiled(source)
         except TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
         except RecursionError as error:
@@ -102,6 +91,7 @@ class ChatTemplate:
     def _run(self, context: dict[str, Any]) -> str:
         pieces: list[str] = []
         size = 0
+        start_clock()
         try:
             for piece in self._template.generate(context):
                 pieces.append(piece)
@@ -157,123 +147,3 @@ def _with_reasoning_names(message: Message) -> Message:
     if reasoning is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     return message
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` only marks words for training."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller: Macro) -> str:
-        return caller()
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """transformers' options, and a bound on what one operation may build."""
-
-    intercepted_binops = frozenset(["*", "**", "+"])
-
-    def call_binop(self, _: Context, operator_: str, left: Any, right: Any) -> Any:
-        size = _result_size(operator_, left, right)
-        if size > MAX_OUTPUT_CHARACTERS:
-            raise SecurityError(f"`{operator_}` would build a value of {size} elements")
-        return _OPERATORS[operator_](left, right)
-
-
-_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "*": operator.mul,
-    "**": operator.pow,
-    "+": operator.add,
-}
-
-
-def _result_size(operator_: str, left: Any, right: Any) -> int:
-    if operator_ == "**":
-        if isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() * max(right, 0)
-            return MAX_OUTPUT_CHARACTERS + bits if bits > MAX_INTEGER_BITS else 0
-        return 0
-    sizes = [len(side) for side in (left, right) if isinstance(side, (str, list, tuple))]
-    if operator_ == "+":
-        return sum(sizes)
-    times = [side for side in (left, right) if isinstance(side, int)]
-    return sizes[0] * times[0] if sizes and times else 0
-
-
-class _PlainDict:
-    """`dict(…)` and `dict.fromkeys` for templates, without the class itself."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-class _PlainNamespace(Namespace):
-    """`namespace(…)` that holds no underscore names, the way out of a sandbox."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # `namespace(self=…)` works
-        self, *rest = args
-        values = dict(*rest, **kwargs)
-        for name in values:
-            _refuse_underscore(name)
-        Namespace.__init__(self, values)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_underscore(name)
-        super().__setitem__(name, value)
-
-
-def _refuse_underscore(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace cannot store the underscore name {name!r}")
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(format_: str) -> str:
-    return datetime.now().strftime(format_)  # noqa: DTZ005 - local and naive, as in transformers
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _environment() -> _Sandbox:
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    environment.globals["dict"] = _PlainDict()
-    environment.globals["namespace"] = _PlainNamespace
-    return environment
-
-
-_ENVIRONMENT = _environment()
-
-
-@lru_cache(maxsize=64)
-def _compile(source: str) -> Template:
-    return _ENVIRONMENT.from_string(source)

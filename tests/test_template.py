@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import Environment
 from transformers import PreTrainedTokenizerFast
 
-from handler import template as template_module
+from handler import template_sandbox
 from handler.template import ChatTemplate, TemplateRefusal
 from handler.template_forms import Forms
 from handler_support import CHATML, byte_level_tokenizer
@@ -181,7 +182,7 @@ def test_the_date_is_that_of_the_request(monkeypatch: pytest.MonkeyPatch) -> Non
         def now(cls, tz: datetime.tzinfo | None = None) -> "Later":
             return cls(2031, 2, 3, 4, 5)
 
-    monkeypatch.setattr(template_module, "datetime", Later)
+    monkeypatch.setattr(template_sandbox, "datetime", Later)
     assert template.render([]) == "03.02.2031 04:05"
 
 
@@ -207,6 +208,31 @@ def test_the_date_is_that_of_the_request(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_a_template_may_not_do_is_a_refusal(source: str) -> None:
     with pytest.raises(TemplateRefusal):
         ChatTemplate(source).render([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    ],
+)
+def test_a_template_cannot_run_for_ever(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_RENDER_S", 0.05)
+    with pytest.raises(TemplateRefusal, match=r"ran for more than 0.05 seconds"):
+        ChatTemplate(source).render([{"role": "user", "content": "hi"}])
+
+
+def test_loops_keep_their_variables() -> None:
+    source = (
+        "{% for x in 'abc' %}{{ loop.index }}{{ loop.revindex }}{{ loop.length }}{{ loop.last }}"
+        "{{ loop.previtem }}{{ loop.nextitem }}{{ x }};{% else %}none{% endfor %}"
+        "{% for x in missing %}x{% else %}none{% endfor %}"
+        "{% for x in [1, 2, 3] if x > 1 %}{{ x }}{{ loop.first }}{% endfor %}"
+        "{% for x in [[1, [2]]] recursive %}{{ x if x is number else loop(x) }}{% endfor %}"
+    )
+    expected_text = Environment().from_string(source).render()
+    assert ChatTemplate(source).render([]) == expected_text
 
 
 def test_the_authors_own_words_reach_the_client() -> None:
