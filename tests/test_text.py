@@ -1,6 +1,8 @@
 """Detokenising: the pieces add up to the whole, whatever the tokenizer."""
 
+import random
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -144,3 +146,16 @@ def test_a_long_sequence_costs_the_same_per_token() -> None:
     started = time.perf_counter()
     assert "".join(streamed(BYTE_LEVEL, ids)) == "word 日本 " * 2000
     assert time.perf_counter() - started < 1
+
+
+def test_the_demo_models_tokenizer(demo_model: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(demo_model / "tokenizer.json"))
+    added = tokenizer.get_added_tokens_decoder()
+    vocabulary = Vocabulary(tokenizer, [id_ for id_, token in added.items() if token.special])
+    draw = random.Random(0)
+    for _ in range(300):
+        ids = [draw.randrange(draw.choice([300, tokenizer.get_vocab_size()])) for _ in range(30)]
+        for skip in (True, False):
+            detokenizer = vocabulary.detokenizer(skip_special_tokens=skip)
+            text = "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+            assert text == tokenizer.decode(ids, skip_special_tokens=skip)
