@@ -5,9 +5,13 @@
 
 Several targets are measured in turn within each round, so that a change in the machine's speed
 meets all of them; medians over the rounds are printed, and ratios against the first target. Every
-request asks for exactly `--max-tokens` tokens (`ignore_eos`; transformers' server is told through
-a generation_config of its own), counted from `usage` where the server sends it. The last line is
-one JSON object. Measure on a quiet machine: client and server share its cores.
+request asks for exactly `--max-tokens` tokens through `ignore_eos`, counted from `usage` where the
+server sends it. A server that takes the end of text away by another name is told so with
+`--extra`, whose JSON takes the place of `ignore_eos`; for `transformers serve`:
+
+    --extra 'peer={"model": "FOLDER", "generation_config": "{\\"eos_token_id\\": -1}"}'
+
+The last line is one JSON object. Measure on a quiet machine: client and server share its cores.
 """
 
 import argparse
@@ -23,6 +27,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,8 +68,8 @@ class Point:
 def main() -> int:
     arguments = _arguments()
     with _targets(arguments) as targets:
-        for url in targets.values():
-            asyncio.run(_load(url, arguments, 1))  # the first request pays for first calls
+        for name in targets:
+            asyncio.run(_load(targets, name, arguments, 1))  # the first pays for first calls
         results = {
             concurrency: _measure(targets, arguments, concurrency)
             for concurrency in arguments.concurrency
@@ -78,7 +83,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", action="append", default=[], metavar="NAME=URL")
-    parser.add_argument("--model", default="m", help="model name to send")
+    parser.add_argument("--extra", action="append", default=[], metavar="NAME=JSON")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=0, help="pad prompts to about this")
@@ -123,9 +128,9 @@ def _measure(
     """Medians over the rounds, each of which visits every target."""
     rounds: dict[str, list[Point]] = {name: [] for name in targets}
     for _ in range(arguments.rounds):
-        for name, url in targets.items():
+        for name in targets:
             start = time.perf_counter()
-            outcomes = asyncio.run(_load(url, arguments, concurrency))
+            outcomes = asyncio.run(_load(targets, name, arguments, concurrency))
             rounds[name].append(_point(outcomes, time.perf_counter() - start))
     return {name: _median_point(points) for name, points in rounds.items()}
 
@@ -156,12 +161,17 @@ def _median_point(points: list[Point]) -> Point:
     return Point(*(statistics.median(column) for column in columns))
 
 
-async def _load(url: str, arguments: argparse.Namespace, concurrency: int) -> list[Outcome]:
+async def _load(
+    targets: dict[str, str], name: str, arguments: argparse.Namespace, concurrency: int
+) -> list[Outcome]:
     """`concurrency` streams at once, each sending its requests one after the other."""
+    extras = dict(item.split("=", 1) for item in arguments.extra)
+    extra = json.loads(extras.get(name, '{"ignore_eos": true}'))
 
     async def stream(number: int) -> list[Outcome]:
+        first = number * arguments.per_stream
         return [
-            await _request(url, _body(arguments, number * arguments.per_stream + turn))
+            await _request(targets[name], _body(arguments, extra, first + turn))
             for turn in range(arguments.per_stream)
         ]
 
@@ -169,21 +179,18 @@ async def _load(url: str, arguments: argparse.Namespace, concurrency: int) -> li
     return [outcome for outcomes in found for outcome in outcomes]
 
 
-def _body(arguments: argparse.Namespace, number: int) -> bytes:
+def _body(arguments: argparse.Namespace, extra: dict[str, Any], number: int) -> bytes:
     question = QUESTIONS[number % len(QUESTIONS)]
     padding = f" (Note {number}: the ferry was late again.)" * (arguments.prompt_tokens // 12)
     return json.dumps(
         {
-            "model": arguments.model,
+            "model": "m",
             "messages": [{"role": "user", "content": question + padding}],
             "max_tokens": arguments.max_tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "ignore_eos": True,
-            "generation_config": json.dumps(
-                {"max_new_tokens": arguments.max_tokens, "do_sample": False, "eos_token_id": -1}
-            ),
+            **extra,
         }
     ).encode()
 

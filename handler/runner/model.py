@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from handler.runner import attention, attention_varlen
+from handler.runner import attention, attention_varlen, packed_linear
 from handler.runner.attention import STEP_KEYWORD, LayerShape, PagedCache, step_positions
 from handler.runner.attention_gather import GatherCache
 from handler.runner.errors import CannotServeError
@@ -156,17 +156,20 @@ class PagedModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.device = model.device
+        self.dtype = model.dtype
         self.layers: list[LayerShape] = attention_layers(model)
         self._cache: PagedCache | None = None
-        self.varlen = attention_varlen.usable(self.layers, model.dtype, self.device)
+        self.varlen = attention_varlen.usable(self.layers, self.dtype, self.device)
         self.page_size = attention_varlen.PAGE_SIZE if self.varlen else GATHER_PAGE_SIZE
         # Only the rows that are sampled need logits; nearly every model can be told so.
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        if packed_linear.usable(self.dtype, self.device):
+            packed_linear.pack(model)
 
     @property
     def bytes_per_token(self) -> int:
         """Cache memory that one token takes over all layers."""
-        size = self.model.dtype.itemsize
+        size = self.dtype.itemsize
         return size * sum(layer.values_per_token for layer in self.layers)
 
     @property
@@ -178,7 +181,7 @@ class PagedModel:
 
     def allocate(self, num_pages: int) -> None:
         """Make the pages' tensors."""
-        dtype, device = self.model.dtype, self.device
+        dtype, device = self.dtype, self.device
         if self.varlen:
             self._cache = attention_varlen.VarlenCache(self.layers, num_pages, dtype, device)
         else:
