@@ -25,14 +25,29 @@ def render_chat(
     template = _chosen_template(request, model, with_tools=tools is not None)
     messages = [_as_template_takes_it(message, template) for message in messages]
     continues = _continues(request, messages)
-    return template.render(
-        messages,
-        tools=tools,
-        documents=request.documents,
-        add_generation_prompt=request.add_generation_prompt is not False and not continues,
-        continue_final_message=continues,
-        variables=_variables(request, template),
-    )
+
+    def render(some_messages: list[Message]) -> str:
+        return template.render(
+            some_messages,
+            tools=tools,
+            documents=request.documents,
+            add_generation_prompt=request.add_generation_prompt is not False and not continues,
+            continue_final_message=continues,
+            variables=_variables(request, template),
+        )
+
+    try:
+        return render(messages)
+    except TemplateRefusal as first:
+        # A message that calls tools may have no content, which templates written before tools
+        # add to a string. Only where one cannot do without is it given an empty content.
+        filled = [{"content": "", **message} for message in messages]
+        if filled == messages:
+            raise
+        try:
+            return render(filled)
+        except TemplateRefusal:
+            raise first from None
 
 
 def _chosen_template(request: ChatBody, model: ServedModel, *, with_tools: bool) -> ChatTemplate:

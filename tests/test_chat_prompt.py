@@ -104,6 +104,18 @@ def prompt_text(model: ServedModel, **fields: Any) -> str:
     return str(model.tokenizer.decode(sequence.prompt_ids, skip_special_tokens=False))
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_a_tool_call_without_content_goes_through_templates_that_add_strings(
+    tmp_path: Path, content: dict[str, Any]
+) -> None:
+    template = "{% for m in messages %}{{ m.role + '|' + m['content'] + ';' }}{% endfor %}"
+    model = make_model(tmp_path, byte_level_tokenizer(), chat_templates={"default": template})
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [*HI, {"role": "assistant", "tool_calls": [call], **content}]
+    parsed = chat.parse({"messages": [*messages, {"role": "tool", "content": "2"}]}, model)
+    assert parsed.usage.prompt_characters == len("user|hi;assistant|;tool|2;")
+
+
 def test_template_options(tmp_path: Path) -> None:
     source = (
         "{{ messages[-1].role }}:{{ messages[-1].content }}|{{ think }}|{{ documents }}|{{ tools }}"

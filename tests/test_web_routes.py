@@ -213,7 +213,7 @@ def test_models(web: Web, locked: Web) -> None:
     listed = requests.get(f"{web.url}/v1/models", timeout=5).json()
     assert listed["object"] == "list"
     assert listed["data"][0]["id"] == "fake/model"
-    for name in ("fake/model", "fake%2Fmodel"):
+    for name in ("fake/model", "fake%2Fmodel", "/fake/model", "%2Ffake%2Fmodel"):
         one = requests.get(f"{web.url}/v1/models/{name}", timeout=5)
         assert (one.status_code, one.json()["id"]) == (200, "fake/model")
     other = requests.get(f"{web.url}/v1/models/other", timeout=5)

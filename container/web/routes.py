@@ -111,7 +111,8 @@ def _add_information(app: Flask, settings: Settings, readiness: Readiness) -> No
     def model(name: str) -> Response:
         g.record.api = "openai"
         known = described()
-        if name not in (known["id"], settings.model_id):
+        # A folder's name begins with a slash, which is lost where slashes in a path are merged.
+        if name.strip("/") not in (known["id"].strip("/"), (settings.model_id or "").strip("/")):
             raise ApiError(
                 404,
                 f"The model `{name[:100]}` does not exist; this server has `{known['id']}`.",
