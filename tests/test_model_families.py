@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BloomConfig, MambaConfig, PretrainedConfig, T5Config
 
 from handler.runner import model as runner_model
@@ -61,6 +62,25 @@ def test_batched_tokens_equal_generate(family: str, tmp_path: Path) -> None:
         outputs.add(tuple(expected[len(prompt) :]))
         assert sequence.tokens == expected
     assert len(outputs) > 3, "the model repeats itself: this would prove nothing"
+
+
+@pytest.mark.parametrize("fault", ["truncated", "missing", "other shape"])
+def test_faulty_weights_are_refused_with_the_reason(fault: str, tmp_path: Path) -> None:
+    make_model(FAMILIES["llama"]()).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    if fault == "truncated":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    else:
+        weights = load_file(path)
+        head = weights.pop("lm_head.weight")
+        if fault == "other shape":
+            weights["lm_head.weight"] = head[:5].clone()
+        save_file(weights, path, {"format": "pt"})
+    with pytest.raises(CannotServeError) as refusal:
+        load(tmp_path)
+    assert str(tmp_path) in str(refusal.value)
+    if fault == "missing":
+        assert "lm_head.weight" in str(refusal.value)
 
 
 def config_of(kind: type[PretrainedConfig], **own: object) -> PretrainedConfig:

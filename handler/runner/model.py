@@ -66,7 +66,7 @@ def load_config(model_dir: str, trust_remote_code: bool) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
         model_class = _model_class(config, model_dir, trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise CannotServeError(
             f"the configuration in {model_dir} cannot be read: {error}"
         ) from error
@@ -117,16 +117,25 @@ def load_model(
     """The model on its device, ready for inference. Raises CannotServeError."""
     attention.register()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             model_dir,
             config=config,
             dtype=dtype,
             attn_implementation=attention.NAME,
             trust_remote_code=trust_remote_code,
             local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError) as error:
-        raise CannotServeError(f"the weights in {model_dir} cannot be loaded: {error}") from error
+    except Exception as error:  # each file format raises its own kinds
+        reason = f"{type(error).__name__}: {error}"
+        raise CannotServeError(f"the weights in {model_dir} cannot be loaded: {reason}") from error
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise CannotServeError(
+            f"the weights in {model_dir} lack {len(missing)} of the model's tensors (the first is "
+            f"{missing[0]}), which would be left at random; is the copy complete, and does "
+            "config.json belong to these weights?"
+        )
     torch.nn.Module.to(model, device)
     return cast("PreTrainedModel", model.train(False))
 
