@@ -94,6 +94,27 @@ def test_a_prefix_computed_before_is_skipped() -> None:
     assert scheduler.running[0].num_cached == 4
 
 
+def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
+    scheduler = make(prefill=8)
+    for name in ("first", "twin", "other twin"):
+        scheduler.add(sequence(name, 14))
+    scheduler.add(sequence("unrelated", 2, 500))
+    assert step(scheduler) == [("first", 0, 8)]
+    assert step(scheduler) == [("first", 8, 6), ("unrelated", 0, 2)]
+    # 12 of 14 tokens fill pages; each twin computes the last two itself.
+    assert step(scheduler)[2:] == [("twin", 12, 2), ("other twin", 12, 2)]
+
+
+def test_a_twin_goes_on_alone_when_the_first_leaves() -> None:
+    scheduler = make(prefill=8)
+    first, twin = sequence("first", 20), sequence("twin", 20)
+    scheduler.add(first)
+    scheduler.add(twin)
+    step(scheduler)
+    scheduler.remove(first)
+    assert step(scheduler) == [("twin", 8, 8)]
+
+
 def test_removing_works_in_every_state() -> None:
     scheduler = make(batch=1)
     running, waiting = sequence("running", 2), sequence("waiting", 2, 50)

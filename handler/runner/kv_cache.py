@@ -80,6 +80,17 @@ class PagePool:
             # that both continue the same chain.
             sequence.prefix_ids.append(self._entries[key][1])
 
+    def next_prefix(self, sequence: Sequence) -> PrefixKey | None:
+        """What the sequence's first page that is not entered yet would be entered under.
+
+        None when no full page of its tokens is left that another sequence could reuse.
+        """
+        start = len(sequence.prefix_ids) * self.page_size
+        if start + self.page_size >= len(sequence.tokens):
+            return None
+        parent = sequence.prefix_ids[-1] if sequence.prefix_ids else 0
+        return parent, tuple(sequence.tokens[start : start + self.page_size])
+
     def release(self, sequence: Sequence) -> None:
         """Take all pages back; they stay findable until their memory is needed."""
         # Last page first: a prefix is worth more than what follows it, so it is evicted later.

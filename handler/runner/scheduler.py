@@ -2,8 +2,10 @@
 
 A step computes one token of every decoding sequence and at most `max_prefill_tokens` tokens of
 prompts. Sequences are admitted in order of arrival when the pages for their whole prompt are
-there. When decoding needs a page and none is left, the sequence admitted last gives its pages
-back and is computed again later; so the oldest always advances and every sequence ends.
+there; one whose prompt goes on with a page that another is computing right now waits for that
+page instead of computing it as well. When decoding needs a page and none is left, the sequence
+admitted last gives its pages back and is computed again later; so the oldest always advances and
+every sequence ends.
 
 Must not know: torch, sockets, tokens' meaning.
 """
@@ -83,22 +85,32 @@ class Scheduler:
 
     def _admit(self, budget: int) -> list[Chunk]:
         """Start waiting sequences while the token budget, the pages and the batch allow."""
-        chunks = []
-        while self.waiting and budget > 0 and len(self.running) < self.max_batch_size:
-            sequence = self.waiting[0]
+        chunks: list[Chunk] = []
+        in_progress = {self.pool.next_prefix(s) for s in self.running if s.num_uncomputed > 1}
+        for sequence in list(self.waiting):
+            if budget == 0 or len(self.running) == self.max_batch_size:
+                break
             if not sequence.wants_prompt_logprobs:
                 self.pool.reuse_prefix(sequence)
+                following = self.pool.next_prefix(sequence)
+                if following is not None and following in in_progress:
+                    self.pool.release(sequence)
+                    continue
+                in_progress.add(following)
             if not self.pool.grow(sequence, len(sequence.tokens)):
                 self.pool.release(sequence)
                 break
-            self.waiting.popleft()
-            self.running.append(sequence)
-            sequence.state = State.RUNNING
-            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-            length = min(sequence.num_uncomputed, budget)
-            chunks.append(Chunk(sequence, sequence.num_computed, length))
-            budget -= length
+            chunks.append(self._start(sequence, budget))
+            budget -= chunks[-1].length
         return chunks
+
+    def _start(self, sequence: Sequence, budget: int) -> Chunk:
+        """Move a sequence that has its pages from waiting to running; its first chunk."""
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        sequence.state = State.RUNNING
+        sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+        return Chunk(sequence, sequence.num_computed, min(sequence.num_uncomputed, budget))
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
