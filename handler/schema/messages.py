@@ -16,6 +16,56 @@ Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _ROLES_IN_WORDS = "one of " + ", ".join(f'"{role}"' for role in ROLES)
 _CONTENT = 'a string or a list of parts such as {"type": "text", "text": "…"}'
+_FUNCTION_FORM = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+}
+_PART_FORM = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CALL_FORM = {
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "function": _FUNCTION_FORM},
+    "required": ["function"],
+}
+_MESSAGE_FORM = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": {
+            "description": "A string or a list of text parts; null beside `tool_calls`.",
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": _PART_FORM},
+                {"type": "null"},
+            ],
+        },
+        "name": {"type": ["string", "null"]},
+        "tool_calls": {"type": ["array", "null"], "items": _CALL_FORM},
+        "tool_call_id": {"type": ["string", "null"]},
+    },
+    "required": ["role"],
+}
+MESSAGES_FORM = {
+    "description": "The conversation. A last message of the assistant is continued.",
+    "type": "array",
+    "items": _MESSAGE_FORM,
+    "minItems": 1,
+}
+"""What `read_messages` accepts, as JSON Schema."""
+TOOLS_FORM = {
+    "description": "What the model may call; the chat template shows it to the model.",
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"type": {"const": "function"}, "function": _FUNCTION_FORM},
+        "required": ["function"],
+    },
+}
+"""What `read_tools` accepts, as JSON Schema."""
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "reasoning_content", "reasoning")
 """What an assistant's message may have in place of content."""
 

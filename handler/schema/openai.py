@@ -9,9 +9,15 @@ Must not know: the model, templates, the runner.
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from handler.schema.messages import Message, read_messages, read_tools
+from handler.schema.messages import (
+    MESSAGES_FORM,
+    TOOLS_FORM,
+    Message,
+    read_messages,
+    read_tools,
+)
 from handler.schema.validation import Accepts, RequestBody, bad_value, read, refusal
 
 MAX_STOPS = 16
@@ -31,10 +37,14 @@ def _check_stops(stops: list[str]) -> list[str]:
     return stops
 
 
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stops = Annotated[
     list[str],
     AfterValidator(_check_stops),
-    BeforeValidator(_stop_list),
+    BeforeValidator(
+        _stop_list,
+        json_schema_input_type=Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)],
+    ),
     Accepts(
         f"a string or a list of up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters"
     ),
@@ -101,9 +111,11 @@ class GenerationFields(RequestBody):
 class ChatBody(GenerationFields):
     """`POST /v1/chat/completions`. `messages` and `tools` are checked by `read_chat`."""
 
-    messages: Any = None
-    tools: Any = None
-    tool_choice: Any = None
+    model_config = ConfigDict(json_schema_extra={"required": ["messages"]})
+
+    messages: Annotated[Any, WithJsonSchema(MESSAGES_FORM)] = None
+    tools: Annotated[Any, WithJsonSchema(TOOLS_FORM)] = None
+    tool_choice: Annotated[Any, WithJsonSchema({"enum": ["none", "auto"]})] = None
     max_tokens: PositiveCount | None = None
     max_completion_tokens: PositiveCount | None = None
     logprobs: Boolean = False
@@ -123,12 +135,25 @@ class ChatBody(GenerationFields):
 
 Prompt = str | list[int]
 """Text, or token ids."""
+_IDS_FORM = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT_FORM = {
+    "description": "A text, texts, token ids, or lists of token ids.",
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        _IDS_FORM,
+        {"type": "array", "items": _IDS_FORM, "minItems": 1},
+    ],
+}
+"""As JSON Schema; `_read_prompts` checks it."""
 
 
 class CompletionBody(GenerationFields):
     """`POST /v1/completions`. `prompt` is checked by `read_completion`."""
 
-    prompt: Any = None
+    model_config = ConfigDict(json_schema_extra={"required": ["prompt"]})
+
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_FORM)] = None
     max_tokens: Count = 16
     logprobs: (
         Annotated[

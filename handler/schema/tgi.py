@@ -27,6 +27,7 @@ def _check_stops(stops: list[str]) -> list[str]:
     return stops
 
 
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Boolean = Annotated[bool, Accepts("true or false")]
 Positive = Annotated[float, Field(gt=0), Accepts("strictly positive")]
 Fraction = Annotated[float, Field(gt=0, le=1), Accepts("> 0.0 and <= 1.0")]
@@ -48,7 +49,7 @@ class Parameters(RequestBody):
     stop: Annotated[
         list[str],
         AfterValidator(_check_stops),
-        BeforeValidator(_as_list),
+        BeforeValidator(_as_list, json_schema_input_type=Stop | list[Stop]),
         Accepts(f"a list of strings of 1 to {MAX_STOP_LENGTH} characters"),
     ] = Field(default_factory=list, validation_alias=AliasChoices("stop", "stop_sequences"))
     seed: (
