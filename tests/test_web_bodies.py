@@ -1,10 +1,12 @@
 """Request bodies, right and wrong, over a real socket; the JSON reader against arbitrary input."""
 
+import gzip
 import io
 import json
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -70,11 +72,65 @@ def test_other_types_are_refused_with_what_is_accepted(
     assert "application/json" in message(answer)
 
 
-def test_packed_bodies_are_refused(web: Web) -> None:
-    answer = web.post("/generate", {}, headers={"Content-Encoding": "gzip"})
+def packed(web: Web, path: str, data: bytes, encoding: str = "gzip") -> requests.Response:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    return requests.post(web.url + path, data=data, headers=headers, timeout=30)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_gzip_bodies_are_unpacked(web: Web, path: str) -> None:
+    members = gzip.compress(GOOD[:9]) + gzip.compress(GOOD[9:])
+    for encoding, data in [("gzip", gzip.compress(GOOD)), ("X-GZIP", members), ("identity", GOOD)]:
+        assert packed(web, path, data, encoding).json()["tokens"] == [[7, 8, 7]]
+
+
+def test_other_packings_are_refused(web: Web) -> None:
+    answer = packed(web, "/generate", GOOD, "br")
     assert answer.status_code == 415
-    assert "'gzip'" in message(answer)
-    assert web.post("/generate", {}, headers={"Content-Encoding": "identity"}).status_code == 200
+    assert "'br'" in message(answer)
+    assert "gzip" in message(answer)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        GOOD,
+        gzip.compress(GOOD)[:-1],
+        gzip.compress(GOOD)[:12],
+        gzip.compress(GOOD) + b"x",
+        gzip.compress(GOOD)[:-8] + bytes(8),
+        gzip.compress(b"") * 2_000,
+    ],
+    ids=["empty", "plain", "no end", "head only", "more after it", "wrong sum", "many members"],
+)
+def test_broken_gzip_is_said_to_be_so(web: Web, data: bytes) -> None:
+    answer = packed(web, "/generate", data)
+    assert answer.status_code == 400
+    assert "gzip" in message(answer)
+
+
+def test_what_gzip_unpacks_to_is_within_the_limit(web: Web) -> None:
+    fits = b'{"ids": [[7, 8]]' + b" " * (LIMIT - 17) + b"}"
+    assert len(fits) == LIMIT
+    assert packed(web, "/generate", gzip.compress(fits)).status_code == 200
+    for too_much in (gzip.compress(fits + b" "), gzip.compress(fits) + gzip.compress(b" ")):
+        answer = packed(web, "/generate", too_much)
+        assert answer.status_code == 413
+        assert str(LIMIT) in message(answer)
+
+
+def test_a_zip_bomb_costs_no_more_than_the_limit() -> None:
+    bomb = gzip.compress(bytes(64 * 2**20))
+    environ = {"wsgi.input": io.BytesIO(bomb), "HTTP_CONTENT_ENCODING": "gzip"}
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as caught:
+            body.read(environ, 2**20)
+        assert caught.value.status == 413
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_charsets(web: Web) -> None:
