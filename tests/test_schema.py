@@ -111,6 +111,9 @@ def test_a_bad_chat_field_is_named_with_what_it_accepts(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("echo", True),
+        ("add_special_tokens", True),
+        ("return_tokens_as_token_ids", True),
         ("functions", [{"name": "f"}]),
         ("guided_json", {"type": "object"}),
         ("response_format", {"type": "json_object"}),

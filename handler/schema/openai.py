@@ -194,17 +194,26 @@ NOT_SERVED = {
             "grammar",
             "adapter_id",
             "truncate",
+            "tool_prompt",
+            "logits_processors",
+            "prompt_embeds",
+            "return_tokens_as_token_ids",
         ),
         "is not supported; leave it out",
     ),
 }
 """Known fields of these APIs that would change the answer, and what is said of them."""
+NOT_SERVED_IN_CHAT = dict.fromkeys(
+    ("add_special_tokens", "echo"), "is a field of /v1/completions only; leave it out"
+)
+"""vLLM takes them in chats too."""
 
 
 def read_chat(body: Any) -> tuple[ChatBody, list[Message], list[dict[str, Any]] | None]:
     """The request, its messages, and the tools it offers. Raises ApiError."""
     request = read(ChatBody, body, "openai")
     _check_common(request, body)
+    _refuse(NOT_SERVED_IN_CHAT, body)
     messages = read_messages(request.messages, "openai")
     if request.top_logprobs and not request.logprobs:
         raise refusal("openai", "top_logprobs", "`top_logprobs` needs `logprobs` to be true")
@@ -222,9 +231,7 @@ def read_completion(body: Any) -> tuple[CompletionBody, list[Prompt]]:
 
 
 def _check_common(request: GenerationFields, body: dict[str, Any]) -> None:
-    for field, sentence in NOT_SERVED.items():
-        if body.get(field) not in (None, False, "", [], {}):
-            raise refusal("openai", field, f"`{field}` {sentence}")
+    _refuse(NOT_SERVED, body)
     kind = request.response_format.get("type", "text")
     if kind != "text":
         sentence = f'`response_format` of type {kind!r} is not supported yet; only "text" is'
@@ -232,6 +239,12 @@ def _check_common(request: GenerationFields, body: dict[str, Any]) -> None:
     modalities = body.get("modalities")
     if modalities not in (None, ["text"]):
         raise bad_value("openai", "modalities", '["text"]', modalities)
+
+
+def _refuse(fields: dict[str, str], body: dict[str, Any]) -> None:
+    for field, sentence in fields.items():
+        if body.get(field) not in (None, False, "", [], {}):
+            raise refusal("openai", field, f"`{field}` {sentence}")
 
 
 def _offered_tools(request: ChatBody) -> list[dict[str, Any]] | None:
