@@ -52,6 +52,16 @@ def test_each_sequence_alone_equals_itself_in_the_batch(paged: PagedModel) -> No
     assert together == alone
 
 
+def test_contexts_of_very_different_lengths_share_a_step(paged: PagedModel) -> None:
+    # Short, twice as long and far longer ones fall into groups of their own.
+    long = Engine(paged, frozenset(), EngineLimits(2000, 1999, 8, 512, num_pages=400))
+    prompts = make_prompts([700, 3, 280, 1500, 40, 300])
+    together = run(long, [greedy(p) for p in prompts])
+    for prompt, tokens in zip(prompts, together, strict=True):
+        alone = Engine(paged, frozenset(), EngineLimits(2000, 1999, 8, 512, num_pages=400))
+        assert run(alone, [greedy(prompt)]) == [tokens]
+
+
 def test_preemption_changes_no_token(paged: PagedModel) -> None:
     prompts = make_prompts([30, 31, 32, 33])
     roomy = run(make_engine(paged), [greedy(p) for p in prompts])

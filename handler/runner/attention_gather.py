@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +27,10 @@ from handler.runner.attention import (
 
 if TYPE_CHECKING:
     from handler.runner.sequence import Chunk
+
+
+SHORT_PAGES = 16
+"""Contexts up to this many pages are taken together whatever their lengths."""
 
 
 class GatherCache(PagedCache):
@@ -59,42 +64,83 @@ class GatherCache(PagedCache):
         mapping = mmap.mmap(-1, math.prod(shape) * self.dtype.itemsize)
         return torch.frombuffer(mapping, dtype=self.dtype).view(shape)
 
+    def ids(self, numbers: list[int]) -> torch.Tensor:
+        """Whole numbers as an index on the cache's device."""
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)
+
     def begin(self, chunks: list[Chunk]) -> GatherStep:
-        """Chunks of one token must come first."""
+        """Chunks of one token must come first, in order of their context's length."""
         return GatherStep(self, chunks)
 
 
+def _alike(chunks: list[Chunk], page_size: int) -> Iterator[list[Chunk]]:
+    """Split decoding rows, shortest context first, into runs of similar length.
+
+    A run is padded to its longest row, so none may be much shorter than that.
+    """
+    run: list[Chunk] = []
+    for chunk in chunks:
+        if run and chunk.end > max(2 * run[0].end, SHORT_PAGES * page_size):
+            yield run
+            run = []
+        run.append(chunk)
+    if run:
+        yield run
+
+
+class _DecodeGroup:
+    """Decoding rows `first`, `first + 1`, … of the step, padded to one width."""
+
+    def __init__(self, first: int, chunks: list[Chunk], cache: GatherCache) -> None:
+        table = page_table(chunks, cache.page_size)
+        self.rows = slice(first, first + len(chunks))
+        self.num_rows = len(chunks)
+        self.width = len(table[0]) * cache.page_size
+        self.pages = cache.ids([page for row in table for page in row])
+        self._ends = cache.ids([chunk.end for chunk in chunks])
+        self._dtype = cache.dtype
+        self._biases: dict[tuple[int | None, int, int], torch.Tensor] = {}
+
+    def bias(self, window: int | None, num_kv: int, group: int) -> torch.Tensor:
+        """0 where a row sees a slot, -inf elsewhere: (num_kv * rows, group, width)."""
+        found = self._biases.get((window, num_kv, group))
+        if found is None:
+            slots = torch.arange(self.width, device=self._ends.device)
+            hidden = slots[None, :] >= self._ends[:, None]
+            if window is not None:
+                hidden |= slots[None, :] < self._ends[:, None] - window
+            bias = torch.zeros(hidden.shape, dtype=self._dtype, device=hidden.device)
+            bias = bias.masked_fill_(hidden, float("-inf"))[None, :, None, :]
+            found = bias.expand(num_kv, -1, group, -1).reshape(-1, group, self.width)
+            self._biases[window, num_kv, group] = found
+        return found
+
+
 class GatherStep(PagedStep):
-    """One forward: the decoding rows in one batched product, each longer chunk on its own."""
+    """One forward: decoding rows in batched products, each longer chunk on its own."""
 
     def __init__(self, cache: GatherCache, chunks: list[Chunk]) -> None:
         self.cache = cache
-        self.slots = self._ids(step_slots(chunks, cache.page_size))
+        self.slots = cache.ids(step_slots(chunks, cache.page_size))
         decodes = [chunk for chunk in chunks if chunk.length == 1]
         self.num_decodes = len(decodes)
+        self.decode_groups: list[_DecodeGroup] = []
+        first = 0
+        for run in _alike(decodes, cache.page_size):
+            self.decode_groups.append(_DecodeGroup(first, run, cache))
+            first += len(run)
         self.prefills = [chunk for chunk in chunks if chunk.length > 1]
         self.prefill_pages = [
-            self._ids(page_table([chunk], cache.page_size)[0]) for chunk in self.prefills
+            cache.ids(page_table([chunk], cache.page_size)[0]) for chunk in self.prefills
         ]
-        if decodes:
-            table = page_table(decodes, cache.page_size)
-            self.decode_pages = self._ids([page for row in table for page in row])
-            self.decode_width = len(table[0]) * cache.page_size
-            self.decode_ends = self._ids([chunk.end for chunk in decodes])
-        self._decode_biases: dict[tuple[int | None, int, int], torch.Tensor] = {}
         self._prefill_masks: dict[tuple[int, int | None], torch.Tensor] = {}
-
-    def _ids(self, numbers: list[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self.cache.device)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """See `PagedStep.attend`."""
         keys, values = self.cache.keys[call.layer], self.cache.values[call.layer]
         keys.flatten(1, 2).index_copy_(1, self.slots, call.key.to(keys.dtype))
         values.flatten(1, 2).index_copy_(1, self.slots, call.value.to(values.dtype))
-        parts = []
-        if self.num_decodes:
-            parts.append(self._decode(call, keys, values))
+        parts = [self._decode(call, group, keys, values) for group in self.decode_groups]
         start = self.num_decodes
         for index, chunk in enumerate(self.prefills):
             parts.append(self._prefill(call, index, start, keys, values))
@@ -102,41 +148,29 @@ class GatherStep(PagedStep):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(
-        self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor
+        self, call: AttentionCall, rows: _DecodeGroup, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """All decoding rows; returns (rows, heads, value_dim)."""
-        num_kv, rows, width = keys.shape[0], self.num_decodes, self.decode_width
+        """One group of decoding rows; returns (rows, heads, value_dim)."""
+        num_kv, num_rows = keys.shape[0], rows.num_rows
         num_heads = call.query.shape[0]
         group = num_heads // num_kv  # query heads that share a key head
-        k = keys.index_select(1, self.decode_pages).view(num_kv * rows, width, -1)
-        v = values.index_select(1, self.decode_pages).view(num_kv * rows, width, -1)
-        q = call.query[:, :rows].reshape(num_kv, group, rows, -1).transpose(1, 2)
-        q = q.reshape(num_kv * rows, group, -1)
-        bias = self._decode_bias(call.window, num_kv, group)
+        k = keys.index_select(1, rows.pages).view(num_kv * num_rows, rows.width, -1)
+        v = values.index_select(1, rows.pages).view(num_kv * num_rows, rows.width, -1)
+        q = call.query[:, rows.rows].reshape(num_kv, group, num_rows, -1).transpose(1, 2)
+        q = q.reshape(num_kv * num_rows, group, -1)
+        bias = rows.bias(call.window, num_kv, group)
         if call.softcap is None:
             scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=call.scaling)
         else:
             scores = _cap(torch.bmm(q, k.transpose(1, 2)) * call.scaling, call.softcap) + bias
         sinks = None
         if call.sinks is not None:
-            by_group = call.sinks.view(num_kv, 1, group, 1).expand(num_kv, rows, group, 1)
-            sinks = by_group.reshape(num_kv * rows, group, 1)
+            by_group = call.sinks.view(num_kv, 1, group, 1).expand(num_kv, num_rows, group, 1)
+            sinks = by_group.reshape(num_kv * num_rows, group, 1)
         out = torch.bmm(_softmax(scores, sinks), v)
-        return out.view(num_kv, rows, group, -1).transpose(0, 1).reshape(rows, num_heads, -1)
-
-    def _decode_bias(self, window: int | None, num_kv: int, group: int) -> torch.Tensor:
-        """0 where a row sees a slot, -inf elsewhere: (num_kv * rows, group, width)."""
-        found = self._decode_biases.get((window, num_kv, group))
-        if found is None:
-            slots = torch.arange(self.decode_width, device=self.cache.device)
-            hidden = slots[None, :] >= self.decode_ends[:, None]
-            if window is not None:
-                hidden |= slots[None, :] < self.decode_ends[:, None] - window
-            bias = torch.zeros(hidden.shape, dtype=self.cache.dtype, device=self.cache.device)
-            bias = bias.masked_fill_(hidden, float("-inf"))[None, :, None, :]
-            found = bias.expand(num_kv, -1, group, -1).reshape(-1, group, self.decode_width)
-            self._decode_biases[window, num_kv, group] = found
-        return found
+        return (
+            out.view(num_kv, num_rows, group, -1).transpose(0, 1).reshape(num_rows, num_heads, -1)
+        )
 
     def _prefill(
         self,

@@ -46,12 +46,15 @@ class Scheduler:
         sequence.state = State.FINISHED
 
     def schedule(self) -> list[Chunk]:
-        """What to compute now: chunks of one token first, then the longer ones."""
+        """What to compute now: chunks of one token first, shortest context first; then the rest.
+
+        Attention takes rows of like length together, so that a long context costs itself only.
+        """
         num_preemptions = self.num_preemptions
         chunks, budget = self._advance_running()
         if self.num_preemptions == num_preemptions:
             chunks += self._admit(budget)
-        return sorted(chunks, key=lambda chunk: chunk.length > 1)
+        return sorted(chunks, key=_place)
 
     def complete(self, chunks: list[Chunk]) -> None:
         """Record that a step computed these chunks."""
@@ -119,3 +122,8 @@ class Scheduler:
         sequence.prompt_logprobs.clear()
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1
+
+
+def _place(chunk: Chunk) -> tuple[bool, int]:
+    """Sort key: single tokens by context length, then the longer chunks as they came."""
+    return (True, 0) if chunk.length > 1 else (False, chunk.end)
