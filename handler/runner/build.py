@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 PREFILL_TOKENS = {"cpu": 512, "cuda": 8192}
 BATCH_SIZE = {"cpu": 64, "cuda": 256}
 
-MAX_USEFUL_CONTEXT = 4096
+USEFUL_CONTEXT = {"cpu": 1024, "cuda": 8192}
 """Cache memory is planned for a full batch of contexts no longer than this (one longer context
-always fits, too): more would mostly lie idle."""
+always fits, too). More would keep more prefixes, but on the CPU it is memory others could use."""
 
 WORKING_BYTES_PER_TOKEN = 64 * 1024
 """Rough need of one forward per token (activations, logits), kept free beside the pages."""
@@ -97,7 +97,7 @@ def _limits(config: RunnerConfig, paged: PagedModel, context: int) -> EngineLimi
         paged.device,
         fraction=config.kv_cache_memory_fraction,
         asked_bytes=config.kv_cache_memory_bytes,
-        useful_tokens=max(wanted, batch_size * min(wanted, MAX_USEFUL_CONTEXT)),
+        useful_tokens=max(wanted, batch_size * min(wanted, USEFUL_CONTEXT[kind])),
         reserved_bytes=(prefill + batch_size) * WORKING_BYTES_PER_TOKEN,
     )
     capacity = pages * paged.page_size
