@@ -6,7 +6,6 @@ Must not know: sockets, sequences in flight.
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from handler.runner.model import (
 )
 from handler.runner.protocol import ModelCard
 from handler.runner.sequence import Sequence
+from handler.runner.threads import num_threads
 from handler.runner.tokenizer import TokenizerCard, load_tokenizer_card
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ def build_engine(
     """Load everything; `set_phase` is told what is going on. Raises CannotServeError."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     started = time.monotonic()
-    torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     device = pick_device(config.device)
+    torch.set_num_threads(config.num_threads or num_threads(device.type))
     model_config = load_config(config.model_dir, config.trust_remote_code)
     set_phase("loading the tokenizer")
     tokenizer = load_tokenizer_card(config)
