@@ -31,6 +31,7 @@ _TAKEN_ROUTES = (
     "/v1/models",
     "/tokenize",
     "/chat_tokenize",
+    "/detokenize",
 )
 """Routes that answer something which a chat cannot stand in for."""
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")

@@ -6,8 +6,8 @@ Must not know: Flask, the socket, TGI.
 from collections.abc import Iterator
 from typing import Any
 
-from handler.contract import Api, ApiError, EventSource, Usage
-from handler.conversation import render_chat
+from handler.contract import Api, EventSource, Usage
+from handler.conversation import render_openai_chat
 from handler.openai_generation import (
     AnswerFrame,
     chat_logprobs,
@@ -22,20 +22,16 @@ from handler.openai_generation import (
 from handler.runner.protocol import Generate
 from handler.schema.openai import ChatBody, read_chat
 from handler.served_model import ServedModel
-from handler.template import TemplateRefusal
 from handler.transcript import TokenLogprob, Transcript, follow
 
 
 def parse(body: Any, model: ServedModel) -> "ChatCall":
     """Read a chat request. Raises ApiError (400) that names the field at fault."""
     request, messages, tools = read_chat(body)
-    try:
-        text = render_chat(request, messages, tools, model)
-    except TemplateRefusal as refusal:
-        sentence = f"The chat template cannot render these messages: {refusal}"
-        message = sentence if sentence.endswith(".") else sentence + "."
-        raise ApiError(400, message, param="messages", kind="template_error") from refusal
-    prompt_ids = encode_prompt(model, text, "messages", add_special_tokens=False)
+    text = render_openai_chat(request, messages, tools, model)
+    prompt_ids = encode_prompt(
+        model, text, "messages", add_special_tokens=request.add_special_tokens
+    )
     return ChatCall(request, model, text, prompt_ids)
 
 

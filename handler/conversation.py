@@ -5,6 +5,7 @@ Must not know: token ids, the answer, HTTP.
 
 from typing import Any
 
+from handler.contract import ApiError
 from handler.schema.messages import Message
 from handler.schema.openai import ChatBody
 from handler.schema.validation import refusal
@@ -48,6 +49,21 @@ def render_chat(
             return render(filled)
         except TemplateRefusal:
             raise first from None
+
+
+def render_openai_chat(
+    request: ChatBody,
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None,
+    model: ServedModel,
+) -> str:
+    """The same, for OpenAI's routes: a template's refusal, too, is an ApiError (400)."""
+    try:
+        return render_chat(request, messages, tools, model)
+    except TemplateRefusal as refused:
+        sentence = f"The chat template cannot render these messages: {refused}"
+        message = sentence if sentence.endswith(".") else sentence + "."
+        raise ApiError(400, message, param="messages", kind="template_error") from refused
 
 
 def _chosen_template(request: ChatBody, model: ServedModel, *, with_tools: bool) -> ChatTemplate:

@@ -1,4 +1,6 @@
-"""`POST /tokenize` and `/chat_tokenize`: what the model would read, without generating.
+"""`POST /tokenize`, `/chat_tokenize` and `/detokenize`: what the model reads, without generating.
+
+`/tokenize` has two forms, TGI's (`inputs`) and vLLM's (`prompt` or `messages`).
 
 Must not know: Flask, the runner, sequences.
 """
@@ -9,13 +11,17 @@ from typing import Any
 
 from tokenizers import Encoding
 
-from handler.contract import ApiError
-from handler.conversation import render_chat
-from handler.schema.openai import read_chat
+from handler.contract import Api, ApiError
+from handler.conversation import render_chat, render_openai_chat
+from handler.schema.openai import check_token_ids, read_chat
 from handler.schema.tgi import TokenizeBody
 from handler.schema.validation import read, refusal
+from handler.schema.vllm import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
 from handler.served_model import ServedModel
 from handler.template import TemplateRefusal
+
+MIN_BOUND = 1_000_000
+BOUND_PER_TOKEN = 16
 
 
 def tokenize(body: Any, model: ServedModel) -> list[dict[str, Any]]:
@@ -23,8 +29,8 @@ def tokenize(body: Any, model: ServedModel) -> list[dict[str, Any]]:
 
     `start` and `stop` are offsets in UTF-8 bytes, as TGI's are; added tokens have none of the text.
     """
-    request = read(TokenizeBody, body, "tgi")
-    return _token_list(request.inputs, model, add_special_tokens=True)
+    text = read(TokenizeBody, body, "tgi").inputs
+    return _rows(text, _encoding("tgi", "inputs", text, model, add_special_tokens=True))
 
 
 def chat_tokenize(body: Any, model: ServedModel) -> dict[str, Any]:
@@ -37,17 +43,64 @@ def chat_tokenize(body: Any, model: ServedModel) -> dict[str, Any]:
     except ApiError as error:
         message = f"Input validation error: {error.message}"
         raise ApiError(422, message, param=error.param) from error
-    tokens = _token_list(text, model, add_special_tokens=False)
-    return {"tokenize_response": tokens, "templated_text": text}
+    encoding = _encoding("tgi", "messages", text, model, add_special_tokens=False)
+    return {"tokenize_response": _rows(text, encoding), "templated_text": text}
 
 
-def _token_list(text: str, model: ServedModel, *, add_special_tokens: bool) -> list[dict[str, Any]]:
+def vllm_tokenize(body: Any, model: ServedModel) -> dict[str, Any]:
+    """vLLM's answer: the ids of `prompt` or of rendered `messages`. Raises ApiError (400).
+
+    Special tokens are added to a prompt and not to messages, whose template writes its own, unless
+    `add_special_tokens` says otherwise.
+    """
+    request: TokenizeChatBody | TokenizeTextBody
+    if isinstance(body, dict) and "messages" in body:
+        request, part = read(TokenizeChatBody, body, "openai"), "messages"
+        text = render_openai_chat(*read_chat(body), model)
+    else:
+        request, part = read(TokenizeTextBody, body, "openai"), "prompt"
+        text = request.prompt
+    adds = request.add_special_tokens
+    encoding = _encoding("openai", part, text, model, add_special_tokens=adds)
+    return {
+        "count": len(encoding.ids),
+        "max_model_len": model.card.max_total_tokens,
+        "tokens": encoding.ids,
+        "token_strs": encoding.tokens if request.return_token_strs else None,
+    }
+
+
+def detokenize(body: Any, model: ServedModel) -> dict[str, Any]:
+    """vLLM's answer: the text of `tokens`, special tokens shown. Raises ApiError (400)."""
+    ids = read(DetokenizeBody, body, "openai").tokens
+    bound = _bound(model)
+    if len(ids) > bound:
+        raise refusal("openai", "tokens", f"`tokens` may hold up to {bound} ids, not {len(ids)}")
+    check_token_ids("tokens", ids, model.card.vocab_size)
+    detokenizer = model.vocabulary.detokenizer(skip_special_tokens=False)
+    return {"prompt": "".join(map(detokenizer.push, ids)) + detokenizer.flush()}
+
+
+def _bound(model: ServedModel) -> int:
+    """Characters or ids in one request: far more than the context holds, so that a text that is too
+    long can still be counted, and few enough to be answered within seconds."""
+    return max(MIN_BOUND, BOUND_PER_TOKEN * model.card.max_total_tokens)
+
+
+def _encoding(
+    api: Api, field: str, text: str, model: ServedModel, *, add_special_tokens: bool
+) -> Encoding:
+    bound = _bound(model)
+    if len(text) > bound:
+        sentence = f"`{field}` may hold up to {bound} characters, not {len(text)}"
+        raise refusal(api, field, sentence)
     try:
-        encoding = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except (UnicodeEncodeError, TypeError) as error:
-        sentence = "the text holds half of a surrogate pair (\\ud800 to \\udfff), which is no text"
-        raise refusal("tgi", "inputs", sentence) from error
-    return _rows(text, encoding)
+        sentence = (
+            f"`{field}` holds half of a surrogate pair (\\ud800 to \\udfff), which is no text"
+        )
+        raise refusal(api, field, sentence) from error
 
 
 def _rows(text: str, encoding: Encoding) -> list[dict[str, Any]]:

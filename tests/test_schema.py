@@ -112,7 +112,6 @@ def test_a_bad_chat_field_is_named_with_what_it_accepts(
     ("field", "value"),
     [
         ("echo", True),
-        ("add_special_tokens", True),
         ("return_tokens_as_token_ids", True),
         ("functions", [{"name": "f"}]),
         ("guided_json", {"type": "object"}),

@@ -49,6 +49,32 @@ def test_completions(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "helloh"
 
 
+def test_tokenize_in_both_forms(web: Web) -> None:
+    tokens = web.post("/tokenize", {"inputs": "hi"}).json()
+    ids = [token["id"] for token in tokens]
+    answer = web.post("/tokenize", {"model": "x", "prompt": "hi"}).json()
+    assert (answer["tokens"], answer["count"]) == (ids, len(ids))
+    assert web.post("/detokenize", {"tokens": ids}).json() == {"prompt": "hi"}
+    rendered = web.post("/tokenize", {"messages": MESSAGES}).json()["tokens"]
+    assert web.post("/detokenize", {"tokens": rendered}).json() == {"prompt": RENDERED}
+
+
+def test_tokenize_errors_have_the_shape_of_the_form(web: Web) -> None:
+    for path, body in [
+        ("/tokenize", {"prompt": 5}),
+        ("/tokenize", {"messages": 5}),
+        ("/detokenize", {"tokens": 5}),
+        ("/detokenize", []),
+    ]:
+        answer = web.post(path, body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    for body in ({"inputs": 5}, {"inputs": 5, "prompt": "x"}, {}):
+        answer = web.post("/tokenize", body)
+        assert answer.status_code == 422
+        assert answer.json()["error_type"] == "validation"
+
+
 def test_chat(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="x", messages=MESSAGES, max_tokens=8)  # type: ignore[arg-type]
     assert answer.choices[0].message.role == "assistant"

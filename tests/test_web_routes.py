@@ -14,7 +14,7 @@ from tests.web_server import Web, serving
 
 OPENAI_PATHS = ["/v1/chat/completions", "/v1/completions"]
 TGI_PATHS = ["/generate", "/generate_stream", "/", "/invocations"]
-GUARDED = [*OPENAI_PATHS, *TGI_PATHS, "/tokenize", "/chat_tokenize"]
+GUARDED = [*OPENAI_PATHS, *TGI_PATHS, "/tokenize", "/chat_tokenize", "/detokenize"]
 FAILURES = [
     Failure(91, "too_long", "far too long"),
     Failure(92, "overloaded", "no room"),

@@ -74,6 +74,8 @@ def handlers() -> Handlers:
         compat=lambda body, model: StandInCall("tgi", body, None),
         tokenize=lambda body, model: [len(body["inputs"])],
         chat_tokenize=lambda body, model: {"tokenize_response": []},
+        vllm_tokenize=lambda body, model: {"tokens": []},
+        detokenize=lambda body, model: {"prompt": ""},
     )
 
 

@@ -15,7 +15,7 @@ from container.web import body, errors
 from container.web.access import Record
 from container.web.guard import Guard
 from container.web.hang_up import HangUpWatch
-from container.web.invocations import Kind
+from container.web.invocations import Computation, Kind
 from container.web.stream import EventStream
 from handler.contract import ApiError, Call, Usage
 from handler.runner.client import Generation, GenerationClosedError, RunnerClient
@@ -91,12 +91,16 @@ class Answerer:
         self._describe(response, call.usage, record)
         return response
 
-    def compute(self, request: Request, work: Callable[[Any, Any], Any]) -> Response:
-        """Answer a request that needs no runner: `work(body, model)` is the JSON answer."""
+    def compute(
+        self, request: Request, record: Record, choose: Callable[[Any], Computation]
+    ) -> Response:
+        """Answer a request that needs no runner. `choose` says how once the body is known."""
         self._guard.check_key(request.headers.get("Authorization"))
         model = self._readiness.require_model()
         raw, value = self._body(request)
-        return json_response(body.in_thread_if_big(len(raw), work, value, model))
+        computation = choose(value)
+        record.api = computation.api
+        return json_response(body.in_thread_if_big(len(raw), computation.work, value, model))
 
     def _body(self, request: Request) -> tuple[bytes, Any]:
         raw = body.read(request.environ, self._settings.payload_limit)

@@ -22,6 +22,8 @@ def real_handlers() -> Handlers:
         compat=_compat,
         tokenize=tokenize.tokenize,
         chat_tokenize=tokenize.chat_tokenize,
+        vllm_tokenize=tokenize.vllm_tokenize,
+        detokenize=tokenize.detokenize,
     )
 
 

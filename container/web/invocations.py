@@ -1,6 +1,7 @@
-"""Which handler answers: the table of handlers, and the choice `/invocations` makes by the body.
+"""Which handler answers: the table of handlers, and the choices made by the body.
 
-TGI's order since 2.4: `inputs`, then `messages`, then `prompt`. Must not know: HTTP.
+`/invocations` has TGI's order since 2.4: `inputs`, then `messages`, then `prompt`. Must not know:
+HTTP.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from handler.runner.protocol import ModelCard
 
 Parse = Callable[[Any, Any], Call]
 """`(decoded body, served model) -> Call`; raises ApiError 4xx."""
+Compute = Callable[[Any, Any], Any]
+"""`(decoded body, served model) -> JSON answer`, without the runner; raises ApiError 4xx."""
 
 NEEDED = (
     "`inputs` (a string; TGI's generate API),"
@@ -32,8 +35,10 @@ class Handlers:
     generate: Parse
     generate_stream: Parse
     compat: Parse
-    tokenize: Callable[[Any, Any], Any]
-    chat_tokenize: Callable[[Any, Any], Any]
+    tokenize: Compute
+    chat_tokenize: Compute
+    vllm_tokenize: Compute
+    detokenize: Compute
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,21 @@ class Kind:
 
     api: Api
     parse: Parse
+
+
+@dataclass(frozen=True)
+class Computation:
+    """An answer that needs no runner, and whose error shape its clients understand."""
+
+    api: Api
+    work: Compute
+
+
+def tokenizing_by_body(handlers: Handlers, body: Any) -> Computation:
+    """TGI's form of `/tokenize`, or vLLM's where only vLLM's fields are given."""
+    if isinstance(body, dict) and "inputs" not in body and ("prompt" in body or "messages" in body):
+        return Computation("openai", handlers.vllm_tokenize)
+    return Computation("tgi", handlers.tokenize)
 
 
 class Kinds:

@@ -1,6 +1,7 @@
 """Every path, its methods, and what answers there. Must not know: how an answer is made."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flask import Flask, Response, g, request
@@ -8,7 +9,7 @@ from flask import Flask, Response, g, request
 from container.settings import Settings
 from container.version import version
 from container.web.answer import Answerer, json_response
-from container.web.invocations import Handlers, Kind, Kinds
+from container.web.invocations import Computation, Handlers, Kind, Kinds, tokenizing_by_body
 from container.web.readiness import Readiness
 from handler.contract import Api, ApiError
 
@@ -67,11 +68,18 @@ def _add_generation(app: Flask, path: str, api: Api, choose: Choose, answerer: A
 def _add_tokenizing(app: Flask, handlers: Handlers, answerer: Answerer) -> None:
     @app.post("/tokenize")
     def tokenize() -> Response:
-        return answerer.compute(request, handlers.tokenize)
+        return answerer.compute(request, g.record, partial(tokenizing_by_body, handlers))
 
     @app.post("/chat_tokenize")
     def chat_tokenize() -> Response:
-        return answerer.compute(request, handlers.chat_tokenize)
+        computation = Computation("tgi", handlers.chat_tokenize)
+        return answerer.compute(request, g.record, lambda _: computation)
+
+    @app.post("/detokenize")
+    def detokenize() -> Response:
+        g.record.api = "openai"
+        computation = Computation("openai", handlers.detokenize)
+        return answerer.compute(request, g.record, lambda _: computation)
 
 
 def _add_health(app: Flask, readiness: Readiness) -> None:

@@ -131,6 +131,8 @@ class ChatBody(GenerationFields):
     chat_template_kwargs: Object = Field(default_factory=dict)
     documents: Annotated[list[dict[str, Any]], Accepts("a list of objects")] | None = None
     reasoning_effort: Annotated[str, Accepts("a string")] | None = None
+    # Templates write them; vLLM's reference, too, has this off for chats.
+    add_special_tokens: Boolean = False
 
 
 Prompt = str | list[int]
@@ -203,10 +205,8 @@ NOT_SERVED = {
     ),
 }
 """Known fields of these APIs that would change the answer, and what is said of them."""
-NOT_SERVED_IN_CHAT = dict.fromkeys(
-    ("add_special_tokens", "echo"), "is a field of /v1/completions only; leave it out"
-)
-"""vLLM takes them in chats too."""
+NOT_SERVED_IN_CHAT = {"echo": "is a field of /v1/completions only; leave it out"}
+"""vLLM takes it in chats too."""
 
 
 def read_chat(body: Any) -> tuple[ChatBody, list[Message], list[dict[str, Any]] | None]:
