@@ -14,6 +14,9 @@ from handler.openai_generation import (
     encode_prompt,
     finish_reason,
     json_bytes,
+    more_fields,
+    num_kept_tokens,
+    prompt_token_fields,
     room_for_answer,
     sequences,
     text_options,
@@ -30,7 +33,11 @@ def parse(body: Any, model: ServedModel) -> "ChatCall":
     request, messages, tools = read_chat(body)
     text = render_openai_chat(request, messages, tools, model)
     prompt_ids = encode_prompt(
-        model, text, "messages", add_special_tokens=request.add_special_tokens
+        model,
+        text,
+        "messages",
+        add_special_tokens=request.add_special_tokens,
+        num_kept=num_kept_tokens(request, model, request.asked_tokens),
     )
     return ChatCall(request, model, text, prompt_ids)
 
@@ -44,12 +51,11 @@ class ChatCall:
     def __init__(
         self, request: ChatBody, model: ServedModel, text: str, prompt_ids: list[int]
     ) -> None:
-        asked = request.max_completion_tokens or request.max_tokens
-        budget = room_for_answer(model, "messages", len(prompt_ids), asked)
+        budget = room_for_answer(model, "messages", len(prompt_ids), request.asked_tokens)
+        self._request = request
         self._model = model
+        self._prompt_ids = prompt_ids
         self._frame = AnswerFrame(model, "chatcmpl-", "chat.completion")
-        self._wants_logprobs = request.logprobs
-        self._wants_usage = request.stream_options.include_usage
         self.stream = request.stream
         self.sequences: list[Generate] = sequences(
             request,
@@ -58,6 +64,7 @@ class ChatCall:
             [(prompt_ids, budget)],
             count=request.n,
             logprobs=request.top_logprobs if request.logprobs else None,
+            prompt_logprobs=request.prompt_logprobs is not None,
         )
         self.usage = Usage(prompt_tokens=len(prompt_ids), prompt_characters=len(text))
         options = text_options(request, model)
@@ -72,6 +79,9 @@ class ChatCall:
             **self._frame.fields,
             "choices": [self._choice(index, text) for index, text in enumerate(texts)],
             "usage": usage_body(self.usage.prompt_tokens, self._transcripts),
+            **prompt_token_fields(
+                self._request, self._prompt_ids, self._transcripts[0], self._model
+            ),
         }
 
     def _choice(self, index: int, text: str) -> dict[str, Any]:
@@ -80,36 +90,50 @@ class ChatCall:
         return {
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": chat_logprobs(logprobs, self._model) if self._wants_logprobs else None,
+            "logprobs": chat_logprobs(logprobs, self._model) if self._request.logprobs else None,
             "finish_reason": self._ended(transcript),
+            **self._token_fields(transcript),
         }
+
+    def _token_fields(self, transcript: Transcript) -> dict[str, Any]:
+        if not self._request.return_token_ids:
+            return {}
+        return {"token_ids": transcript.take_token_ids()}
 
     def payloads(self, events: EventSource) -> Iterator[bytes]:
         """The chunks of a stream. Raises ApiError where a sequence fails."""
         head, tail = self._frame.chunk_borders(
-            "chat.completion.chunk", usage_asked=self._wants_usage
+            "chat.completion.chunk", usage_asked=self._request.stream_options.include_usage
         )
         role = b'"delta":{"role":"assistant","content":"","refusal":null}'
         first = True
         for index, text in follow(self.api, events, self._transcripts, self.usage):
             if first:  # only now is it certain that there will be an answer
                 first = False
+                first_tail = b"]" + self._prompt_json() + tail[1:]
                 for choice in range(len(self._transcripts)):
-                    yield head + _choice(choice, role, b"null", b"null") + tail
+                    yield head + _choice(choice, role, b"null", b"null", b"") + first_tail
             transcript = self._transcripts[index]
             logprobs = transcript.take_logprobs() if text or transcript.reason else []
             if text or logprobs:
                 delta = b'"delta":{"content":' + json_bytes(text) + b"}"
-                yield head + _choice(index, delta, self._logprobs_json(logprobs), b"null") + tail
+                tokens = more_fields(self._token_fields(transcript))
+                shown = self._logprobs_json(logprobs)
+                yield head + _choice(index, delta, shown, b"null", tokens) + tail
             if transcript.reason:
                 reason = json_bytes(self._ended(transcript))
-                yield head + _choice(index, b'"delta":{}', b"null", reason) + tail
-        if self._wants_usage:
+                tokens = more_fields(self._token_fields(transcript))
+                yield head + _choice(index, b'"delta":{}', b"null", reason, tokens) + tail
+        if self._request.stream_options.include_usage:
             usage = json_bytes(usage_body(self.usage.prompt_tokens, self._transcripts))
             yield head + b'],"usage":' + usage + b"}"
 
+    def _prompt_json(self) -> bytes:
+        first = self._transcripts[0]
+        return more_fields(prompt_token_fields(self._request, self._prompt_ids, first, self._model))
+
     def _logprobs_json(self, entries: list[TokenLogprob]) -> bytes:
-        if not self._wants_logprobs:
+        if not self._request.logprobs:
             return b"null"
         return json_bytes(chat_logprobs(entries, self._model))
 
@@ -119,5 +143,6 @@ class ChatCall:
         return reason
 
 
-def _choice(index: int, delta: bytes, logprobs: bytes, reason: bytes) -> bytes:
-    return b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, reason)
+def _choice(index: int, delta: bytes, logprobs: bytes, reason: bytes, more: bytes) -> bytes:
+    form = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b%b}'
+    return form % (index, delta, logprobs, reason, more)

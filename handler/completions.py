@@ -13,6 +13,9 @@ from handler.openai_generation import (
     encode_prompt,
     finish_reason,
     json_bytes,
+    more_fields,
+    num_kept_tokens,
+    prompt_token_fields,
     room_for_answer,
     sequences,
     text_options,
@@ -35,7 +38,9 @@ def parse(body: Any, model: ServedModel) -> "CompletionCall":
     """Read a completion request. Raises ApiError (400) that names the field at fault."""
     request, prompts = read_completion(body)
     _check_counts(request, len(prompts), model)
-    return CompletionCall(request, model, [_tokenised(request, model, p) for p in prompts])
+    num_kept = num_kept_tokens(request, model, request.max_tokens)
+    tokenised = [_tokenised(request, model, prompt, num_kept) for prompt in prompts]
+    return CompletionCall(request, model, tokenised)
 
 
 def _check_counts(request: CompletionBody, num_prompts: int, model: ServedModel) -> None:
@@ -61,14 +66,20 @@ class _Tokenised:
     ids: list[int]
 
 
-def _tokenised(request: CompletionBody, model: ServedModel, prompt: Prompt) -> _Tokenised:
+def _tokenised(
+    request: CompletionBody, model: ServedModel, prompt: Prompt, num_kept: int | None
+) -> _Tokenised:
     if isinstance(prompt, str):
-        ids = encode_prompt(model, prompt, "prompt", add_special_tokens=request.add_special_tokens)
-        return _Tokenised(prompt, ids or _begin(model))
-    check_token_ids("prompt", prompt, model.card.vocab_size)
+        adds = request.add_special_tokens
+        ids = encode_prompt(model, prompt, "prompt", add_special_tokens=adds, num_kept=num_kept)
+        if num_kept is None or not ids or not request.echo:
+            return _Tokenised(prompt, ids or _begin(model))
+    else:
+        check_token_ids("prompt", prompt, model.card.vocab_size)
+        ids = prompt if num_kept is None else prompt[-num_kept:]
     # Ids are text only where the answer repeats them.
-    text = model.tokenizer.decode(prompt, skip_special_tokens=True) if request.echo else ""
-    return _Tokenised(text, prompt)
+    text = model.tokenizer.decode(ids, skip_special_tokens=True) if request.echo else ""
+    return _Tokenised(text, ids)
 
 
 def _begin(model: ServedModel) -> list[int]:
@@ -110,7 +121,8 @@ class CompletionCall:
             [(p.ids, room_for_answer(model, "prompt", len(p.ids), asked)) for p in prompts],
             count=self._best_of,
             logprobs=0 if ranks and request.logprobs is None else request.logprobs,
-            prompt_logprobs=request.echo and request.logprobs is not None,
+            prompt_logprobs=request.prompt_logprobs is not None
+            or (request.echo and request.logprobs is not None),
         )
         options = text_options(request, model, silent=request.max_tokens == 0)
         self._choices = [
@@ -154,7 +166,8 @@ class CompletionCall:
                     yield head + part + tail
             if choice.transcript.reason:
                 reason = json_bytes(self._ended(index))
-                yield head + _part(index, b'""', b"null", reason) + tail
+                tokens = more_fields(choice.token_fields())
+                yield head + _part(index, b'""', b"null", reason, tokens) + tail
         if self._wants_usage:
             usage = json_bytes(usage_body(self.usage.prompt_tokens, self._transcripts))
             yield head + b'],"usage":' + usage + b"}"
@@ -176,8 +189,10 @@ class _Choice:
         transcript: Transcript,
     ) -> None:
         self.transcript = transcript
+        self._request = request
         self._model = model
         self._prompt = prompt
+        self._prompt_fields_are_due = True
         self._echo_is_due = request.echo
         self._wants_logprobs = request.logprobs is not None
         self._offset = 0
@@ -185,14 +200,33 @@ class _Choice:
     def body(self, index: int, text: str, reason: str) -> dict[str, Any]:
         """The choice of a plain answer."""
         text, logprobs = self._echoed(text)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            **self.token_fields(),
+        }
+
+    def token_fields(self) -> dict[str, Any]:
+        """What vLLM's fields ask of the tokens since the last call; of the prompt's once."""
+        fields: dict[str, Any] = {}
+        if self._prompt_fields_are_due:
+            self._prompt_fields_are_due = False
+            fields = prompt_token_fields(
+                self._request, self._prompt.ids, self.transcript, self._model
+            )
+        if self._request.return_token_ids:
+            fields["token_ids"] = self.transcript.take_token_ids()
+        return fields
 
     def stream_part(self, index: int, text: str) -> bytes | None:
         """The choice of a chunk that carries text; None where there is nothing to carry."""
         text, logprobs = self._echoed(text)
         if not text and not (logprobs and logprobs["tokens"]):
             return None
-        return _part(index, json_bytes(text), json_bytes(logprobs), b"null")
+        tokens = more_fields(self.token_fields())
+        return _part(index, json_bytes(text), json_bytes(logprobs), b"null", tokens)
 
     def _echoed(self, text: str) -> tuple[str, dict[str, Any] | None]:
         """The text and its log-probabilities, after those of the prompt where they are due."""
@@ -242,10 +276,6 @@ class _LegacyLogprobs:
         self.offset += len(token)
 
 
-def _part(index: int, text: bytes, logprobs: bytes, reason: bytes) -> bytes:
-    return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (
-        index,
-        text,
-        logprobs,
-        reason,
-    )
+def _part(index: int, text: bytes, logprobs: bytes, reason: bytes, more: bytes) -> bytes:
+    form = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}'
+    return form % (index, text, logprobs, reason, more)

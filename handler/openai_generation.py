@@ -13,7 +13,7 @@ import msgspec
 from handler.failures import NotText, PromptTooLong, long_answer, long_prompt
 from handler.runner.protocol import Generate, Sampling
 from handler.schema.openai import GenerationFields, check_token_ids, read_logit_bias
-from handler.schema.validation import refusal
+from handler.schema.validation import bad_value, refusal
 from handler.served_model import ServedModel
 from handler.stop_strings import StopStrings
 from handler.transcript import EndReason, TextOptions, TokenLogprob, Transcript
@@ -23,12 +23,32 @@ SEED_MODULUS = 2**64
 json_bytes = msgspec.json.Encoder().encode
 
 
+def num_kept_tokens(request: GenerationFields, model: ServedModel, asked: int | None) -> int | None:
+    """How many of a prompt's last tokens are read; None for all. Raises ApiError (400)."""
+    wanted, limit = request.truncate_prompt_tokens, model.card.max_input_tokens
+    if wanted is None:
+        return None
+    if wanted > limit:
+        accepted = f"at most {limit}, what this model can read, or -1 for as many as fit"
+        raise bad_value("openai", "truncate_prompt_tokens", accepted, wanted)
+    if wanted > 0:
+        return wanted
+    # Beside an answer that fills the context alone nothing fits; that is said elsewhere.
+    return max(1, min(limit, model.card.max_total_tokens - (asked or 1)))
+
+
 def encode_prompt(
-    model: ServedModel, text: str, part: str, *, add_special_tokens: bool
+    model: ServedModel, text: str, part: str, *, add_special_tokens: bool, num_kept: int | None
 ) -> list[int]:
-    """Token ids of a prompt. `part` is what errors call it: "messages" or "prompt"."""
+    """Token ids of a prompt, the last `num_kept` of them where that is given.
+
+    `part` is what errors call it: "messages" or "prompt".
+    """
     try:
-        return model.encode(text, add_special_tokens=add_special_tokens)
+        ids = model.encode(
+            text, add_special_tokens=add_special_tokens, may_overflow=num_kept is not None
+        )
+        return ids if num_kept is None else ids[-num_kept:]
     except PromptTooLong as error:
         size = f"hold {error.num_characters} characters, more than so many tokens can be"
         raise long_prompt(part, model.card, size) from error
@@ -180,6 +200,34 @@ def chat_logprobs(entries: Iterable[TokenLogprob], model: ServedModel) -> dict[s
         ],
         "refusal": None,
     }
+
+
+def prompt_token_fields(
+    request: GenerationFields, prompt_ids: list[int], transcript: Transcript, model: ServedModel
+) -> dict[str, Any]:
+    """What vLLM's fields ask to be told of the prompt's tokens.
+
+    The runner does not know the rank of a token, which vLLM's type allows to be null.
+    """
+    fields: dict[str, Any] = {}
+    if request.return_token_ids:
+        fields["prompt_token_ids"] = prompt_ids
+    if request.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = [
+            None if value is None else _prompt_logprob_entry(token_id, value, model)
+            for token_id, value in zip(prompt_ids, transcript.prompt_logprobs, strict=True)
+        ]
+    return fields
+
+
+def _prompt_logprob_entry(token_id: int, logprob: float, model: ServedModel) -> dict[str, Any]:
+    token = model.vocabulary.token_text(token_id)
+    return {str(token_id): {"logprob": logprob, "rank": None, "decoded_token": token}}
+
+
+def more_fields(fields: dict[str, Any]) -> bytes:
+    """The fields as they follow others in a JSON object that is being written."""
+    return b"," + json_bytes(fields)[1:-1] if fields else b""
 
 
 def _logprob_entry(token_id: int, logprob: float, model: ServedModel) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class Transcript:
         self._detokenizer = vocabulary.detokenizer(options.skip_special_tokens)
         self._matcher = StopMatcher(options.stops, options.include_stop) if options.stops else None
         self.num_tokens = 0
+        self._token_ids: list[int] = []
         self.reason: EndReason | None = None
         self.cached_tokens = 0
         self._logprob_sum = 0.0
@@ -80,6 +81,7 @@ class Transcript:
             return text
         for place, token_id in enumerate(event.token_ids):
             self.num_tokens += 1
+            self._token_ids.append(token_id)
             ends = token_id in self._options.end_token_ids
             if event.logprobs:
                 self._note_logprob(event, place, ends)
@@ -106,6 +108,11 @@ class Transcript:
     def take_logprobs(self) -> list[TokenLogprob]:
         """Those of the tokens since the last call."""
         taken, self._logprobs = self._logprobs, []
+        return taken
+
+    def take_token_ids(self) -> list[int]:
+        """Those of all tokens since the last call, of an end token too."""
+        taken, self._token_ids = self._token_ids, []
         return taken
 
     def _match(self, text: str) -> str:

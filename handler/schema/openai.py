@@ -7,7 +7,7 @@ served are refused by name.
 Must not know: the model, templates, the runner.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -105,6 +105,22 @@ class GenerationFields(RequestBody):
     )
     skip_special_tokens: Boolean = True
     include_stop_str_in_output: Boolean = False
+    truncate_prompt_tokens: (
+        Annotated[
+            Literal[-1] | Annotated[int, Field(ge=1)],
+            Accepts("a whole number of at least 1, or -1 for as many as fit"),
+        ]
+        | None
+    ) = None
+    return_token_ids: Boolean = False
+    prompt_logprobs: (
+        Annotated[
+            int,
+            Field(ge=0, le=0),
+            Accepts("0, for each prompt token's own log-probability (others are not available)"),
+        ]
+        | None
+    ) = None
     response_format: Object = Field(default_factory=dict)
 
 
@@ -133,6 +149,11 @@ class ChatBody(GenerationFields):
     reasoning_effort: Annotated[str, Accepts("a string")] | None = None
     # Templates write them; vLLM's reference, too, has this off for chats.
     add_special_tokens: Boolean = False
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """The budget; the newer of the two fields wins."""
+        return self.max_completion_tokens or self.max_tokens
 
 
 Prompt = str | list[int]
@@ -189,9 +210,6 @@ NOT_SERVED = {
             "allowed_token_ids",
             "use_beam_search",
             "length_penalty",
-            "truncate_prompt_tokens",
-            "prompt_logprobs",
-            "return_token_ids",
             "watermark",
             "grammar",
             "adapter_id",
@@ -232,6 +250,9 @@ def read_completion(body: Any) -> tuple[CompletionBody, list[Prompt]]:
 
 def _check_common(request: GenerationFields, body: dict[str, Any]) -> None:
     _refuse(NOT_SERVED, body)
+    if request.prompt_logprobs is not None and request.stream:
+        sentence = "`prompt_logprobs` is not available with `stream`"
+        raise refusal("openai", "prompt_logprobs", sentence)
     kind = request.response_format.get("type", "text")
     if kind != "text":
         sentence = f'`response_format` of type {kind!r} is not supported yet; only "text" is'
