@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -71,11 +72,11 @@ class Mailbox:
         if self._socket.poll(timeout_ms):
             while True:
                 try:
-                    worker, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+                    worker, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
                 try:
-                    messages.append((worker, decode_to_runner(frame)))
+                    messages.append((worker, decode_to_runner(b"".join(frames))))
                 except msgspec.DecodeError as error:
                     logger.error("a message that cannot be read was dropped: %s", error)
         return messages
@@ -190,4 +191,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    logging.shutdown()
+    # The loader may still be at work in its thread, inside torch; an ordinary exit would take torch
+    # away under it and end in an abort instead of this code.
+    os._exit(exit_code)
