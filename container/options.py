@@ -150,6 +150,14 @@ OPTIONS: tuple[Option, ...] = (
         ("INVOCATIONS_MODE",),
     ),
     Option(
+        "tgi_strict",
+        values.BOOLEAN,
+        API,
+        "Keep habits of TGI that contradict OpenAI's reference, for clients that depend on them; "
+        "docs/compatibility.md lists them.",
+        ("TGI_STRICT",),
+    ),
+    Option(
         "api_key",
         values.TEXT,
         API,

@@ -56,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     messages_api_enabled: bool | None = None
     invocations_mode: Literal["auto", "chat", "generate"] = "auto"
     """`resolve` makes this "chat" when one of the two options above says so."""
+    tgi_strict: bool = False
     api_key: str | None = None
     cors_allow_origin: tuple[str, ...] = ("*",)
     max_input_tokens: int | None = None

@@ -6,6 +6,7 @@ Must not know: Flask, the socket, TGI.
 from collections.abc import Iterator
 from typing import Any
 
+from handler import tgi_strict
 from handler.contract import Api, EventSource, Usage
 from handler.conversation import render_openai_chat
 from handler.openai_generation import (
@@ -31,6 +32,8 @@ from handler.transcript import TokenLogprob, Transcript, follow
 def parse(body: Any, model: ServedModel) -> "ChatCall":
     """Read a chat request. Raises ApiError (400) that names the field at fault."""
     request, messages, tools = read_chat(body)
+    if model.limits.tgi_strict:
+        request = tgi_strict.chat_request(request)
     text = render_openai_chat(request, messages, tools, model)
     prompt_ids = encode_prompt(
         model,
@@ -138,7 +141,7 @@ class ChatCall:
         return json_bytes(chat_logprobs(entries, self._model))
 
     def _ended(self, transcript: Transcript) -> str:
-        reason = finish_reason(transcript.reason)
+        reason = finish_reason(transcript.reason, self._model)
         self.usage.finish_reasons.append(reason)
         return reason
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from handler import tgi_strict
 from handler.contract import Api, EventSource, Usage
 from handler.openai_generation import (
     AnswerFrame,
@@ -37,6 +38,8 @@ from handler.transcript import TokenLogprob, Transcript, follow
 def parse(body: Any, model: ServedModel) -> "CompletionCall":
     """Read a completion request. Raises ApiError (400) that names the field at fault."""
     request, prompts = read_completion(body)
+    if model.limits.tgi_strict:
+        request = tgi_strict.kept_stops(request)
     _check_counts(request, len(prompts), model)
     num_kept = num_kept_tokens(request, model, request.max_tokens)
     tokenised = [_tokenised(request, model, prompt, num_kept) for prompt in prompts]
@@ -173,7 +176,10 @@ class CompletionCall:
             yield head + b'],"usage":' + usage + b"}"
 
     def _ended(self, index: int) -> str:
-        reason = finish_reason(self._transcripts[index].reason)
+        ended = self._transcripts[index].reason
+        reason = finish_reason(ended, self._model)
+        if ended is not None and self.stream and self._model.limits.tgi_strict:
+            reason = tgi_strict.streamed_reason(ended)
         self.usage.finish_reasons.append(reason)
         return reason
 
@@ -226,7 +232,8 @@ class _Choice:
         if not text and not (logprobs and logprobs["tokens"]):
             return None
         tokens = more_fields(self.token_fields())
-        return _part(index, json_bytes(text), json_bytes(logprobs), b"null", tokens)
+        unended = tgi_strict.UNENDED if self._model.limits.tgi_strict else b"null"
+        return _part(index, json_bytes(text), json_bytes(logprobs), unended, tokens)
 
     def _echoed(self, text: str) -> tuple[str, dict[str, Any] | None]:
         """The text and its log-probabilities, after those of the prompt where they are due."""

@@ -1,6 +1,6 @@
 """What chat and completions share: from OpenAI's fields to sequences, from transcripts to JSON.
 
-Must not know: chat templates, prompts, TGI.
+Must not know: chat templates, prompts, TGI's routes.
 """
 
 import time
@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from handler import tgi_strict
 from handler.failures import NotText, PromptTooLong, long_answer, long_prompt
 from handler.runner.protocol import Generate, Sampling
 from handler.schema.openai import GenerationFields, check_token_ids, read_logit_bias
@@ -152,8 +153,10 @@ def text_options(
     )
 
 
-def finish_reason(reason: EndReason | None) -> str:
-    """OpenAI's word for the end of a sequence."""
+def finish_reason(reason: EndReason | None, model: ServedModel) -> str:
+    """OpenAI's word for the end of a sequence, or TGI's where its habits are kept."""
+    if reason is not None and model.limits.tgi_strict:
+        return tgi_strict.finish_reason(reason)
     return "length" if reason == "length" else "stop"
 
 

@@ -29,6 +29,8 @@ class ServingLimits:
     """On TGI's routes."""
     max_client_batch_size: int = 64
     """Prompts in one /v1/completions request."""
+    tgi_strict: bool = False
+    """Whether TGI's habits are kept where they contradict OpenAI's reference; `tgi_strict.py`."""
     allow_request_template: bool = False
     """Whether a request may bring its own `chat_template`: code, if sandboxed code."""
 

@@ -35,6 +35,7 @@ def _build_model(card: ModelCard, settings: Settings) -> ServedModel:
         max_stop_sequences=settings.max_stop_sequences,
         max_top_n_tokens=settings.max_top_n_tokens,
         max_client_batch_size=settings.max_client_batch_size,
+        tgi_strict=settings.tgi_strict,
     )
     return ServedModel(card, limits)
 

@@ -96,6 +96,9 @@ def read_generate(body: Any, limits: ServingLimits, *, stream: bool | None) -> G
     request = read(GenerateBody, body, "tgi")
     if stream is not None:
         request = request.model_copy(update={"stream": stream})
+    if limits.tgi_strict and "parameters" not in request.model_fields_set:
+        sampled = request.parameters.model_copy(update={"do_sample": True})
+        request = request.model_copy(update={"parameters": sampled})
     _check(request.parameters, limits, request.stream)
     if not request.inputs:
         raise refusal("tgi", "inputs", "`inputs` cannot be empty")
