@@ -64,6 +64,11 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]
     servers.close()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--fuzz-examples`: how many requests test_fuzz.py makes up."""
+    parser.addoption("--fuzz-examples", type=int, help="requests that test_fuzz.py makes up")
+
+
 def pytest_configure() -> None:
     """Tiny models gain nothing from more threads, and these crawl while something else runs."""
     torch.set_num_threads(1)

@@ -45,6 +45,8 @@ class Handlers:
 class Kind:
     """One way of answering: a parser, and whose error shape its clients understand."""
 
+    operation: str
+    """Its name in the API document."""
     api: Api
     parse: Parse
 
@@ -68,11 +70,11 @@ class Kinds:
     """The kinds of generation this server offers."""
 
     def __init__(self, handlers: Handlers) -> None:
-        self.chat = Kind("openai", handlers.chat)
-        self.completions = Kind("openai", handlers.completions)
-        self.generate = Kind("tgi", handlers.generate)
-        self.generate_stream = Kind("tgi", handlers.generate_stream)
-        self.compat = Kind("tgi", handlers.compat)
+        self.chat = Kind("chat", "openai", handlers.chat)
+        self.completions = Kind("completions", "openai", handlers.completions)
+        self.generate = Kind("generate", "tgi", handlers.generate)
+        self.generate_stream = Kind("generate_stream", "tgi", handlers.generate_stream)
+        self.compat = Kind("compat", "tgi", handlers.compat)
 
     def by_body(self, body: Any) -> Kind:
         """The kind that a body sent to `/invocations` asks for. Raises ApiError 422."""

@@ -1,6 +1,7 @@
 """Every path, its methods, and what answers there. Must not know: how an answer is made."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -8,12 +9,21 @@ from flask import Flask, Response, g, request
 
 from container.settings import Settings
 from container.version import version
+from container.web import documentation
 from container.web.answer import Answerer, json_response
 from container.web.invocations import Computation, Handlers, Kind, Kinds, tokenizing_by_body
 from container.web.readiness import Readiness
 from handler.contract import Api, ApiError
 
-Choose = Callable[[Any], Kind]
+
+@dataclass(frozen=True)
+class Choice:
+    """How a path chooses its kind of answer."""
+
+    operation: str
+    api: Api
+    """The shape of errors before the body is known."""
+    of_body: Callable[[Any], Kind]
 
 
 def register(
@@ -23,20 +33,20 @@ def register(
     readiness: Readiness,
     answerer: Answerer,
 ) -> None:
-    """Add all routes to the app."""
-    for path, (api, choose) in _generation_routes(settings, handlers).items():
-        _add_generation(app, path, api, choose, answerer)
+    """Add all routes to the app. The first word of an endpoint names it in the API document."""
+    for path, choice in _generation_routes(settings, handlers).items():
+        _add_generation(app, path, choice, answerer)
     _add_tokenizing(app, handlers, answerer)
     _add_health(app, readiness)
     _add_information(app, settings, readiness)
+    documentation.register(app)
 
 
-def _generation_routes(settings: Settings, handlers: Handlers) -> dict[str, tuple[Api, Choose]]:
-    """`path -> (shape of errors before the body is known, choice)`."""
+def _generation_routes(settings: Settings, handlers: Handlers) -> dict[str, Choice]:
     kinds = Kinds(handlers)
 
-    def always(kind: Kind) -> tuple[Api, Choose]:
-        return kind.api, lambda _: kind
+    def always(kind: Kind) -> Choice:
+        return Choice(kind.operation, kind.api, lambda _: kind)
 
     routes = {
         "/v1/chat/completions": always(kinds.chat),
@@ -46,7 +56,7 @@ def _generation_routes(settings: Settings, handlers: Handlers) -> dict[str, tupl
         "/": always(kinds.compat),
         # A body that cannot be told apart is answered in TGI's shape: it is the shorter one,
         # and no OpenAI client calls this path.
-        "/invocations": ("tgi", kinds.by_body),
+        "/invocations": Choice("invocations", "tgi", kinds.by_body),
     }
     if settings.oai_chat_route is not None:
         routes["/" + settings.oai_chat_route.strip("/")] = always(kinds.chat)
@@ -57,12 +67,12 @@ def _generation_routes(settings: Settings, handlers: Handlers) -> dict[str, tupl
     return routes
 
 
-def _add_generation(app: Flask, path: str, api: Api, choose: Choose, answerer: Answerer) -> None:
+def _add_generation(app: Flask, path: str, choice: Choice, answerer: Answerer) -> None:
     def view() -> Response:
-        g.record.api = api
-        return answerer.generate(request, g.record, choose)
+        g.record.api = choice.api
+        return answerer.generate(request, g.record, choice.of_body)
 
-    app.add_url_rule(path, f"generation {path}", view, methods=["POST"])
+    app.add_url_rule(path, f"{choice.operation} {path}", view, methods=["POST"])
 
 
 def _add_tokenizing(app: Flask, handlers: Handlers, answerer: Answerer) -> None:
@@ -95,7 +105,7 @@ def _add_health(app: Flask, readiness: Readiness) -> None:
 
     app.add_url_rule("/ping", "ping", health, methods=["GET", "POST"])
     app.add_url_rule("/health", "health", health, methods=["GET"])
-    app.add_url_rule("/", "root health", health, methods=["GET"])
+    app.add_url_rule("/", "health /", health, methods=["GET"])
 
 
 def _add_information(app: Flask, settings: Settings, readiness: Readiness) -> None:
