@@ -56,7 +56,8 @@ def vllm_tokenize(body: Any, model: ServedModel) -> dict[str, Any]:
     request: TokenizeChatBody | TokenizeTextBody
     if isinstance(body, dict) and "messages" in body:
         request, part = read(TokenizeChatBody, body, "openai"), "messages"
-        text = render_openai_chat(*read_chat(body), model)
+        chat = {name: value for name, value in body.items() if name != "return_token_strs"}
+        text = render_openai_chat(*read_chat(chat), model)
     else:
         request, part = read(TokenizeTextBody, body, "openai"), "prompt"
         text = request.prompt

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from handler.contract import ApiError
 from handler.schema.messages import (
     MESSAGES_FORM,
     TOOLS_FORM,
@@ -18,7 +19,7 @@ from handler.schema.messages import (
     read_messages,
     read_tools,
 )
-from handler.schema.validation import Accepts, RequestBody, bad_value, read, refusal
+from handler.schema.validation import Accepts, RequestBody, bad_value, read, refusal, with_hint
 
 MAX_STOPS = 16
 """OpenAI allows 4; vLLM any number. More than 16 is no one's need, and each costs memory."""
@@ -62,6 +63,53 @@ Seed = Annotated[
     int, Field(ge=-(2**63), le=2**64 - 1), Accepts("a whole number that fits in 64 bits")
 ]
 
+NOT_SERVED = {
+    **dict.fromkeys(
+        ("functions", "function_call"), "is OpenAI's deprecated form; use `tools` instead"
+    ),
+    **dict.fromkeys(
+        (
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "structured_outputs",
+            "suffix",
+            "audio",
+            "web_search_options",
+            "verbosity",
+            "bad_words",
+            "allowed_token_ids",
+            "use_beam_search",
+            "length_penalty",
+            "watermark",
+            "grammar",
+            "adapter_id",
+            "truncate",
+            "tool_prompt",
+            "logits_processors",
+            "prompt_embeds",
+            "return_tokens_as_token_ids",
+        ),
+        "is not supported; leave it out",
+    ),
+}
+"""Known fields of these APIs that would change the answer, and what is said of them."""
+NOT_SERVED_IN_CHAT = {"echo": "is a field of /v1/completions only; leave it out"}
+"""vLLM takes it in chats too."""
+NOT_READ = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prediction",
+    "parallel_tool_calls",
+    "modalities",
+)
+"""Known fields of these APIs that have no part in the text, or a check of their own."""
+
 
 class StreamOptions(RequestBody):
     """`stream_options`."""
@@ -71,6 +119,8 @@ class StreamOptions(RequestBody):
 
 class GenerationFields(RequestBody):
     """What chat and completions share."""
+
+    also_known = frozenset({*NOT_SERVED, *NOT_SERVED_IN_CHAT, *NOT_READ})
 
     model: Annotated[str, Accepts("a string")] | None = None
     n: Annotated[
@@ -191,48 +241,15 @@ class CompletionBody(GenerationFields):
     add_special_tokens: Boolean = True
 
 
-NOT_SERVED = {
-    **dict.fromkeys(
-        ("functions", "function_call"), "is OpenAI's deprecated form; use `tools` instead"
-    ),
-    **dict.fromkeys(
-        (
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "structured_outputs",
-            "suffix",
-            "audio",
-            "web_search_options",
-            "verbosity",
-            "bad_words",
-            "allowed_token_ids",
-            "use_beam_search",
-            "length_penalty",
-            "watermark",
-            "grammar",
-            "adapter_id",
-            "truncate",
-            "tool_prompt",
-            "logits_processors",
-            "prompt_embeds",
-            "return_tokens_as_token_ids",
-        ),
-        "is not supported; leave it out",
-    ),
-}
-"""Known fields of these APIs that would change the answer, and what is said of them."""
-NOT_SERVED_IN_CHAT = {"echo": "is a field of /v1/completions only; leave it out"}
-"""vLLM takes it in chats too."""
-
-
 def read_chat(body: Any) -> tuple[ChatBody, list[Message], list[dict[str, Any]] | None]:
     """The request, its messages, and the tools it offers. Raises ApiError."""
     request = read(ChatBody, body, "openai")
     _check_common(request, body)
     _refuse(NOT_SERVED_IN_CHAT, body)
-    messages = read_messages(request.messages, "openai")
+    try:
+        messages = read_messages(request.messages, "openai")
+    except ApiError as error:
+        raise with_hint(error, ChatBody, body) from None
     if request.top_logprobs and not request.logprobs:
         raise refusal("openai", "top_logprobs", "`top_logprobs` needs `logprobs` to be true")
     if request.add_generation_prompt and request.continue_final_message:
@@ -245,7 +262,10 @@ def read_completion(body: Any) -> tuple[CompletionBody, list[Prompt]]:
     """The request and its prompts. Raises ApiError."""
     request = read(CompletionBody, body, "openai")
     _check_common(request, body)
-    return request, _read_prompts(request.prompt)
+    try:
+        return request, _read_prompts(request.prompt)
+    except ApiError as error:
+        raise with_hint(error, CompletionBody, body) from None
 
 
 def _check_common(request: GenerationFields, body: dict[str, Any]) -> None:

@@ -88,6 +88,8 @@ class GenerateBody(RequestBody):
 class TokenizeBody(RequestBody):
     """`POST /tokenize`: a generate body of which only the text matters."""
 
+    also_known = frozenset({"parameters", "stream"})
+
     inputs: Annotated[str, Accepts("a string")]
 
 

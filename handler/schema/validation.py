@@ -6,9 +6,11 @@ Must not know: which fields there are, the model, HTTP beyond a status.
 """
 
 import json
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     ConfigDict,
     GetCoreSchemaHandler,
@@ -16,9 +18,10 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from handler.contract import Api, ApiError
+from handler.schema import unknown_fields
 
 Body = TypeVar("Body", bound="RequestBody")
 
@@ -28,12 +31,26 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
+    also_known: ClassVar[frozenset[str]] = frozenset()
+    """Fields that need no reading here, and are no mistake of the client."""
+
     @model_validator(mode="before")
     @classmethod
     def drop_nulls(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
+        unknown_fields.note(body, _names(cls), cls.also_known)
         return {name: value for name, value in body.items() if value is not None}
+
+
+@cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    """All names that the model's fields may be given by."""
+    names: set[str] = set()
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias
+        names.update(map(str, alias.choices) if isinstance(alias, AliasChoices) else {name})
+    return frozenset(names)
 
 
 class Accepts:
@@ -67,15 +84,27 @@ def read(model: type[Body], body: Any, api: Api) -> Body:
         return model.model_validate(body)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
+    raise with_hint(_refusal_of(fault, model, api), model, body)
+
+
+def with_hint(error: ApiError, model: type[RequestBody], body: dict[str, Any]) -> ApiError:
+    """The error, with a word on a field of the body that looks misspelt."""
+    hint = unknown_fields.hint(body, _names(model), model.also_known)
+    if hint:
+        error.message = f"{error.message.removesuffix('.')}. {hint}"
+    return error
+
+
+def _refusal_of(fault: ErrorDetails, model: type[RequestBody], api: Api) -> ApiError:
     # TGI's own sentences name a parameter without the object it lies in.
     location = fault["loc"][1:] if api == "tgi" and len(fault["loc"]) > 1 else fault["loc"]
     field = path(location)
     if fault["type"] == "missing":
         accepted = _accepted(model, fault["loc"])
-        raise refusal(api, field, f"`{field}` is required: {accepted}")
+        return refusal(api, field, f"`{field}` is required: {accepted}")
     # An object within the body has no annotation of its own; its fields have.
     accepted = "an object" if fault["type"] == "model_type" else fault["msg"]
-    raise bad_value(api, field, accepted, fault["input"])
+    return bad_value(api, field, accepted, fault["input"])
 
 
 def bad_value(api: Api, field: str, accepted: str, value: Any) -> ApiError:
