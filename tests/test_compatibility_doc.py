@@ -43,8 +43,6 @@ COMPLETIONS = "Fields of completions only"
 TGI = "Parameters of TGI's routes"
 TOKENISING = "Fields of tokenising"
 FIELD_SECTIONS = (BOTH, CHAT, COMPLETIONS, TGI, TOKENISING)
-ABOUT_THE_API = ("/docs", "/api-doc")
-"""Pages for people and tools that read about the API; no client depends on them."""
 OTHER_VERDICTS = {
     "Headers": {"read", "sent", "not looked at"},
     "Routes": {"served", "404 JSON"},
@@ -202,7 +200,6 @@ def test_the_routes_are_those_of_the_application(tmp_path: Path) -> None:
     routes = {
         f"{method} {rule.rule}"
         for rule in app.url_map.iter_rules()
-        if not rule.rule.startswith(ABOUT_THE_API)
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
     }
     assert _listed("Routes", "served") == routes
