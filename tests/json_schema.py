@@ -39,7 +39,7 @@ class Schemas:
     def __init__(self, document: Json, texts: list[str]) -> None:
         """`texts` are strings that values should hold often."""
         self._named: Json = document["components"]["schemas"]
-        self._texts = st.sampled_from(texts) | _TEXTS
+        self._texts = st.sampled_from(texts) | st.sampled_from(texts) | _TEXTS
 
     def resolved(self, schema: Json) -> Json:
         """The schema that a reference means."""
@@ -142,7 +142,8 @@ def _numbers(kind: str, schema: Json) -> st.SearchStrategy[Any]:
     if kind == "integer":
         low = over + 1 if over is not None else low
         high = under - 1 if under is not None else high
-        return st.integers(low, high)
+        # Without a limit here there is one that depends on the model, as that of token ids.
+        return st.integers(low, high) if high is not None else st.integers(low, (low or 0) + 200)
     return st.floats(
         low if over is None else over,
         high if under is None else under,

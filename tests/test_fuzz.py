@@ -23,7 +23,6 @@ from json_schema import Json, Schemas
 from server_process import Server, Servers
 
 TEXTS = [
-    "",
     "Hello",
     "héllo 漢字 😀",
     "\u0000",
@@ -207,7 +206,7 @@ def test_no_body_breaks_the_server(fuzzed: Server, request: pytest.FixtureReques
         judge.check(asked, answer)
 
     run: Callable[[], None] = settings(
-        max_examples=count or 250,
+        max_examples=count or 600,
         derandomize=count is None,
         database=None,
         deadline=None,
@@ -221,4 +220,4 @@ def test_no_body_breaks_the_server(fuzzed: Server, request: pytest.FixtureReques
     assert requests.get(f"{fuzzed.url}/ping", timeout=5).status_code == 200
     assert "Traceback" not in fuzzed.log
     # Were all refused, this would show nothing.
-    assert judge.statuses[True, 200] > sum(judge.statuses.values()) / 20
+    assert judge.statuses[True, 200] > sum(judge.statuses.values()) / 5

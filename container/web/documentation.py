@@ -128,7 +128,7 @@ def _type(schema: dict[str, Any]) -> str:
         return str(schema["$ref"]).rsplit("/")[-1]
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            return " or ".join(_type(choice) for choice in schema[key])
+            return " or ".join(dict.fromkeys(_type(choice) for choice in schema[key]))
     if "const" in schema or "enum" in schema:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
         return " or ".join(_json(value) for value in values)

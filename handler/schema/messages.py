@@ -31,23 +31,33 @@ _CALL_FORM = {
     "properties": {"id": {"type": "string"}, "function": _FUNCTION_FORM},
     "required": ["function"],
 }
+_CONTENT_FORMS = [{"type": "string"}, {"type": "array", "items": _PART_FORM}]
+_MESSAGE_FIELDS = {
+    "name": {"type": ["string", "null"]},
+    "tool_call_id": {"type": ["string", "null"]},
+}
 _MESSAGE_FORM = {
-    "type": "object",
-    "properties": {
-        "role": {"enum": list(ROLES)},
-        "content": {
-            "description": "A string or a list of text parts; null beside `tool_calls`.",
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": _PART_FORM},
-                {"type": "null"},
-            ],
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {
+                "role": {"enum": list(ROLES)},
+                "content": {"anyOf": _CONTENT_FORMS},
+                **_MESSAGE_FIELDS,
+            },
+            "required": ["role", "content"],
         },
-        "name": {"type": ["string", "null"]},
-        "tool_calls": {"type": ["array", "null"], "items": _CALL_FORM},
-        "tool_call_id": {"type": ["string", "null"]},
-    },
-    "required": ["role"],
+        {
+            "type": "object",
+            "properties": {
+                "role": {"const": "assistant"},
+                "content": {"anyOf": [*_CONTENT_FORMS, {"type": "null"}]},
+                "tool_calls": {"type": "array", "items": _CALL_FORM, "minItems": 1},
+                **_MESSAGE_FIELDS,
+            },
+            "required": ["role", "tool_calls"],
+        },
+    ]
 }
 MESSAGES_FORM = {
     "description": "The conversation. A last message of the assistant is continued.",
