@@ -135,6 +135,8 @@ def _body_schemas() -> Json:
     schemas: Json = whole["$defs"]
     for model in _BODIES:
         schema = schemas[model.__name__]
+        # Further sentences are for those who read the code.
+        schema["description"] = schema["description"].partition(". ")[0].rstrip(".") + "."
         required = schema.get("required", [])
         schema["properties"] = {
             name: _field(field, is_required=name in required)

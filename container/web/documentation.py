@@ -18,6 +18,9 @@ from handler.openapi import Route, document
 _PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _PAGE = """<!doctype html>
+{% macro linked(words) %}{% for word in words.split() %}
+{% if word in components.schemas %}<a href="#{{ word }}">{{ word }}</a>
+{% else %}{{ word }}{% endif %}{% endfor %}{% endmacro %}
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
@@ -39,10 +42,10 @@ td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0;
 <p>{{ operation.summary }}</p>
 <ul>
 {% if operation.requestBody %}
-<li>Body: {{ operation.requestBody | links }}</li>
+<li>Body: {{ linked(operation.requestBody | contents) }}</li>
 {% endif %}
 {% for status, response in operation.responses.items() %}
-<li>{{ status }}: {{ response.description }} {{ response | links }}</li>
+<li>{{ status }}: {{ response.description }} {{ linked(response | contents) }}</li>
 {% endfor %}
 </ul>
 {% for example in (operation.requestBody | examples) %}
@@ -59,14 +62,14 @@ td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0;
 <tr><th>Field<th>Type<th>Default<th>
 {% for field, form in schema.properties.items() %}
 <tr><td><code>{{ field }}</code>
-<td>{{ form | type }}
+<td>{{ linked(form | type) }}
 <td>{% if field in schema.required %}required{% elif form.default is not none
   and form.default is defined %}<code>{{ form.default | json }}</code>{% endif %}
 <td>{{ form.description }}{% if form.deprecated %} Older name.{% endif %}
 {% endfor %}
 </table>
 {% else %}
-<p>{{ schema | type }}</p>
+<p>{{ linked(schema | type) }}</p>
 {% endif %}
 {% endfor %}
 </html>
@@ -90,7 +93,7 @@ def register(app: Flask) -> None:
         return Response(render_template_string(_PAGE, **described()), 200, headers)
 
     app.jinja_env.filters |= {
-        "links": _links,
+        "contents": _contents,
         "examples": _examples,
         "type": _type,
         "json": _json,
@@ -113,11 +116,12 @@ def _json(value: Any) -> str:
 def _examples(body: Any) -> list[str]:
     """Examples of a request body as text that can stand between single quotes."""
     content = body["content"]["application/json"] if body else {}
-    return [_json(example["value"]) for example in content.get("examples", {}).values()]
+    examples = content.get("examples", {}).values()
+    return [_json(example["value"]).replace("'", "\\u0027") for example in examples]
 
 
-def _links(body: Any) -> str:
-    """The schemas that a body or an answer may have, as links into the page."""
+def _contents(body: Any) -> str:
+    """The schemas that a body or an answer may have, in words."""
     schemas = [media["schema"] for media in body.get("content", {}).values()]
     return " or ".join(_type(schema) for schema in schemas)
 
