@@ -151,7 +151,8 @@ def _body_schemas() -> Json:
 
 def _field(field: Json, *, is_required: bool) -> Json:
     """A field without what says nothing, and with null where that means "not given"."""
-    field = {key: value for key, value in field.items() if key != "title"}
+    empty = {"title", "default"} if is_required else {"title"}
+    field = {key: value for key, value in field.items() if key not in empty}
     choices = field.get("anyOf", [])
     if len(choices) == 2 and _NULL in choices:
         del field["anyOf"]

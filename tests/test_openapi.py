@@ -129,6 +129,15 @@ def test_each_field_has_a_type_and_says_what_it_accepts(described: Json, model: 
             assert {"type", "anyOf", "enum", "$ref"} & set(field), name
 
 
+def test_defaults_keep_their_schemas(described: Json) -> None:
+    checker = Schemas(described, ["x"])
+    for name, schema in described["components"]["schemas"].items():
+        for field, form in schema.get("properties", {}).items():
+            if "default" in form:
+                assert field not in schema.get("required", [])
+                assert checker.fault(form, form["default"], f"{name}.{field}") is None
+
+
 def test_optional_fields_take_null_and_required_ones_do_not(described: Json) -> None:
     checker = Schemas(described, ["x"])
     chat = described["components"]["schemas"]["ChatBody"]
