@@ -114,7 +114,7 @@ class GenerateCall:
                 request_id=f"{call_id}-{place}",
                 prompt_ids=self._prompt_ids,
                 max_new_tokens=budget,
-                sampling=_sampling(parameters),
+                sampling=_sampling(parameters, self._model.card.vocab_size),
                 logprobs=parameters.top_n_tokens if shows_tokens else None,
                 prompt_logprobs=parameters.decoder_input_details,
             )
@@ -191,7 +191,7 @@ class GenerateCall:
             )
 
 
-def _sampling(parameters: Parameters) -> Sampling:
+def _sampling(parameters: Parameters, vocab_size: int) -> Sampling:
     if not parameters.samples:
         return Sampling(
             temperature=0.0,
@@ -201,7 +201,7 @@ def _sampling(parameters: Parameters) -> Sampling:
     seed = parameters.seed
     return Sampling(
         temperature=parameters.temperature or 1.0,
-        top_k=parameters.top_k or 0,
+        top_k=min(parameters.top_k or 0, vocab_size),  # as a number it may be too big
         top_p=parameters.top_p,
         typical_p=parameters.typical_p,
         repetition_penalty=parameters.repetition_penalty,

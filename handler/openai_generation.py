@@ -96,7 +96,7 @@ def sequences(
                 request_id=f"{call_id}-{len(made) + choice}",
                 prompt_ids=prompt_ids,
                 max_new_tokens=max_new_tokens,
-                sampling=_sampling(request, bias, choice),
+                sampling=_sampling(request, bias, choice, vocab_size),
                 stop_token_ids=stop_token_ids,
                 ignore_eos=request.ignore_eos,
                 min_tokens=request.min_tokens,
@@ -108,7 +108,9 @@ def sequences(
     return made
 
 
-def _sampling(request: GenerationFields, bias: dict[int, float], choice: int) -> Sampling:
+def _sampling(
+    request: GenerationFields, bias: dict[int, float], choice: int, vocab_size: int
+) -> Sampling:
     temperature = request.temperature
     if temperature is None:
         temperature = 0.0 if request.do_sample is False else 1.0
@@ -118,7 +120,8 @@ def _sampling(request: GenerationFields, bias: dict[int, float], choice: int) ->
         seed = (seed + choice) % SEED_MODULUS
     return Sampling(
         temperature=temperature,
-        top_k=max(request.top_k, 0),
+        # More than all tokens is all of them; the number may not fit the runner's integers.
+        top_k=min(max(request.top_k, 0), vocab_size),
         top_p=request.top_p,
         min_p=request.min_p,
         typical_p=request.typical_p,

@@ -193,6 +193,17 @@ def known_answers(server: Server) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("top_k", [2**63, 10**30])
+def test_a_top_k_beyond_all_integers_is_all_tokens(fuzzed: Server, top_k: int) -> None:
+    sampled = {"top_k": top_k, "temperature": 0.1}
+    for path, body in {
+        "/v1/completions": {"prompt": "Hello", "max_tokens": 2, **sampled},
+        "/generate": {"inputs": "Hello", "parameters": {"max_new_tokens": 2, **sampled}},
+    }.items():
+        answer = requests.post(f"{fuzzed.url}{path}", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+
+
 def test_no_body_breaks_the_server(fuzzed: Server, request: pytest.FixtureRequest) -> None:
     count: int | None = request.config.getoption("--fuzz-examples")
     document = requests.get(f"{fuzzed.url}/api-doc/openapi.json", timeout=30).json()
