@@ -181,6 +181,15 @@ def test_logprobs_are_finite_whatever_the_logits() -> None:
     assert msgspec.json.encode(sampled.top_logprobs)
 
 
+def test_a_top_k_beyond_every_vocabulary_is_no_limit() -> None:
+    logits = random_logits(1)
+    chosen = [
+        Sampler(frozenset()).sample(logits, [sequence(Sampling(top_k=k, top_p=0.9), seed=4)])
+        for k in (0, VOCABULARY, 1 << 63, 1 << 200)
+    ]
+    assert len({sampled[0].token_id for sampled in chosen}) == 1
+
+
 def test_a_tiny_temperature_is_greedy() -> None:
     logits = random_logits(1)
     item = sequence(Sampling(temperature=1e-30))

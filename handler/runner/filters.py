@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from handler.runner.protocol import Sampling
 
+NO_TOP_K = 1 << 40
+"""More tokens than any vocabulary has; larger numbers mean the same."""
+
 NUM_CANDIDATES = 256
 """Most likely tokens looked at first; nearly every filtered row is decided among them."""
 
@@ -82,7 +85,8 @@ def keep_sorted(
     exp over the whole vocabulary. Decided: no token beyond the n given can survive.
     """
     num = best.shape[-1]
-    top_k = torch.tensor([s.top_k or 1 << 40 for s in samplings], device=best.device)[:, None]
+    wanted = [min(s.top_k or NO_TOP_K, NO_TOP_K) for s in samplings]
+    top_k = torch.tensor(wanted, device=best.device)[:, None]
     limit = best.gather(-1, (top_k - 1).clamp(max=num - 1))
     # Ties with the k-th score survive, as in transformers.
     kept = (best >= limit) | (top_k > num)
