@@ -20,7 +20,7 @@ from container.options import OPTIONS, UNSUPPORTED_ENVIRONMENT, Option
 from container.values import boolean
 
 COMMAND = "serve"
-OPENMP_SPIN_COUNT = 1_000
+OPENMP_SPIN_COUNT = 10_000
 """How long an OpenMP thread of the runner spins at a barrier before it sleeps. Without a bound the
 threads starve every neighbour, the web workers among them, and then each other; docs/decisions.md
 has the figures."""
