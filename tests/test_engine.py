@@ -3,23 +3,19 @@
 import pytest
 import torch
 
-from handler.runner import attention
 from handler.runner.engine import Engine, EngineLimits
 from handler.runner.errors import InvalidRequestError
 from handler.runner.model import PagedModel
 from handler.runner.protocol import Sampling
 from handler.runner.sequence import Sequence
-from tiny_models import FAMILIES, POSITIONS, make_model, make_prompts
+from tiny_models import FAMILIES, POSITIONS, make_model, make_paged_llama, make_prompts
 
 NEW_TOKENS = 20
 
 
 @pytest.fixture(scope="module")
 def paged() -> PagedModel:
-    attention.register()
-    model = make_model(FAMILIES["llama"]())
-    model.set_attn_implementation(attention.NAME)
-    return PagedModel(model)
+    return PagedModel(make_paged_llama())
 
 
 def make_engine(paged: PagedModel, *, eos: set[int] | None = None, **own: int) -> Engine:

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from handler.runner import attention
 from handler.runner.engine import Engine, EngineLimits
 from handler.runner.inflight import Requests
 from handler.runner.model import PagedModel
 from handler.runner.protocol import Event, Failed, Finished, Generate, Sampling, Tokens
 from handler.runner.sequence import Chunk
-from tiny_models import FAMILIES, VOCABULARY, make_model
+from tiny_models import VOCABULARY, make_paged_llama
 
 WORKER, OTHER_WORKER = b"worker", b"other worker"
 
@@ -30,10 +29,7 @@ class FragileModel(PagedModel):
 
 @pytest.fixture(scope="module")
 def model() -> FragileModel:
-    attention.register()
-    tiny = make_model(FAMILIES["llama"]())
-    tiny.set_attn_implementation(attention.NAME)
-    return FragileModel(tiny)
+    return FragileModel(make_paged_llama())
 
 
 @pytest.fixture

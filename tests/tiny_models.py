@@ -31,6 +31,8 @@ from transformers import (
     Starcoder2Config,
 )
 
+from handler.runner import attention
+
 VOCABULARY = 97
 WINDOW = 8
 POSITIONS = 256
@@ -103,6 +105,14 @@ def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
         for name, weights in model.named_parameters():
             if weights.dim() > 1 or "sinks" in name:
                 weights.normal_(0.0, 0.35, generator=generator)
+    return model
+
+
+def make_paged_llama() -> PreTrainedModel:
+    """The tiny Llama with our attention in place of its own."""
+    attention.register()
+    model = make_model(FAMILIES["llama"]())
+    model.set_attn_implementation(attention.NAME)
     return model
 
 

@@ -56,7 +56,6 @@ class Engine:
         self.pool = PagePool(limits.num_pages, model.page_size)
         self.scheduler = Scheduler(self.pool, limits.max_batch_size, limits.max_prefill_tokens)
         self.sampler = Sampler(eos_token_ids)
-        self.num_steps = 0
         self.model.allocate(limits.num_pages)
 
     @property
@@ -101,7 +100,6 @@ class Engine:
                 chunk.sequence.started_s = now
         sampled = self._compute(chunks)
         self.scheduler.complete(chunks)
-        self.num_steps += 1
         return self._collect([c.sequence for c in chunks if c.samples], sampled)
 
     def running_sequences(self) -> list[Sequence]:
